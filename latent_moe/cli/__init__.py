@@ -1,0 +1,80 @@
+"""The command ``latent-moe``: one verb, one file, imported only when it is asked for.
+
+Exit codes: 0 done; 1 the answer is no; 2 the input cannot be used (one line on standard error); 130 interrupted.
+"""
+
+import argparse
+import sys
+from importlib import import_module
+
+from latent_moe import __version__
+from latent_moe.errors import AnswerNo, InputError, LatentMoEError
+
+VERBS = {
+    "tour": "run the notebooks and write a report into runs/",
+    "verify": "check every tail on real ranks against a float64 reference",
+    "kernels": "read traces of any supported format into one kernel table",
+    "compare": "put two traces side by side, without being fooled",
+    "profile": "record the workload under rocprofv3 or torch.profiler",
+    "tails": "time every tail on the ranks of this machine",
+    "doctor": "say what this machine has and lacks",
+    "bench": "serve both arms with real vLLM, interleaved, and measure them",
+    "table": "turn result files into the table with deltas and 95 % intervals",
+    "predict": "predict the change from published kernels and the cost model",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argument errors in one line, as every other unusable input."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _overview() -> _Parser:
+    verbs = "\n".join(f"  {name:<9} {text}" for name, text in VERBS.items())
+    parser = _Parser(
+        prog="latent-moe",
+        usage="latent-moe VERB ... [--json]",
+        description="A lab for the tail of a latent MoE layer.",
+        epilog=f"verbs:\n{verbs}\n\nlatent-moe VERB --help tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"latent-moe {__version__}")
+    parser.add_argument("verb", metavar="VERB", choices=VERBS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _verb_parser(name: str, module) -> _Parser:
+    parser = _Parser(prog=f"latent-moe {name}", description=module.HELP, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="last line of standard output: one JSON object")
+    module.add_arguments(parser)
+    return parser
+
+
+def _dispatch(argv: list[str]) -> int:
+    name = _overview().parse_args(argv[:1]).verb
+    module = import_module(f"latent_moe.cli.{name}")
+    return module.run(_verb_parser(name, module).parse_args(argv[1:]))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code. Known errors become one line on standard error."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else list(argv))
+    except InputError as error:
+        return _say(error, 2)
+    except (AnswerNo, LatentMoEError) as error:
+        return _say(error, 1)
+    except KeyboardInterrupt:
+        return _say("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output (head, a pager) has gone: nothing is left to say, and nobody to say it to.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+
+
+def _say(message, code: int) -> int:
+    line = " ".join(str(message).split())
+    print(f"latent-moe: {line}", file=sys.stderr)
+    return code

