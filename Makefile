@@ -1,0 +1,33 @@
+# make tour: the whole walkthrough, headless, into runs/<stamp>/index.html
+# make test: the tests        make lab: JupyterLab on notebook 01
+# PYTHON=/that/python uses an interpreter that brings its own torch, vLLM and ROCm or CUDA packages.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: setup tour test lab lint check figures clean
+
+setup:
+	@$(PYTHON) tools/setup_env.py $(SETUP)
+
+tour: setup
+	@$(BIN)/latent-moe tour $(TOUR)
+
+test: setup
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not browser and not gpu and not rocm" $(TESTS)
+
+lab: setup
+	@$(BIN)/jupyter lab notebooks/01_latent_moe.ipynb $(LAB)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+# Everything that continuous integration runs after the set-up.
+check: lint test
+	@$(BIN)/python -m pytest -m "browser or slow" $(TESTS)
+
+clean:
+	rm -rf runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache
