@@ -1,11 +1,12 @@
 """What this machine is, and the two things that differ by platform: named ranges and waiting for the device."""
 
 import platform as host
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def describe() -> Platform:
         device_count=1 if kind == "cpu" else torch.cuda.device_count(),
         gfx=_gfx() if kind == "rocm" else None,
         aiter=find_spec("aiter") is not None,
-        roctx=find_spec("roctx") is not None,
+        roctx=find_spec("roctx") is not None or _has_rocm_bindings(),
         vllm_version=_vllm_version(),
         torch_version=torch.__version__,
     )
@@ -80,27 +81,38 @@ def _cpu_name() -> str:
 
 @contextmanager
 def range(name: str) -> Iterator[None]:
-    """A named range that profilers see: roctx where it is installed, else NVTX, else record_function."""
+    """A named range that profilers see: ROCTX where its bindings are installed, NVTX on CUDA; always
+    record_function too, so that torch.profiler sees the same name."""
+    with torch.profiler.record_function(name), _native_range(name):
+        yield
+
+
+def _native_range(name: str) -> AbstractContextManager[None]:
     if find_spec("roctx") is not None:
-        yield from _roctx(name)
-    elif torch.cuda.is_available() and not torch.version.hip:
-        # NVTX for nsys, record_function for torch.profiler: whichever is listening sees it.
-        with torch.profiler.record_function(name), torch.cuda.nvtx.range(name):
-            yield
-    else:
-        with torch.profiler.record_function(name):
-            yield
+        import roctx  # type: ignore[import-not-found]
+
+        return _pushed(lambda: roctx.rangePush(name), roctx.rangePop)
+    if _has_rocm_bindings():
+        from rocm.bindings import roctx as bindings  # type: ignore[import-not-found]
+
+        return _pushed(lambda: bindings.roctxRangePushA(name.encode()), bindings.roctxRangePop)
+    if torch.cuda.is_available() and not torch.version.hip:
+        return torch.cuda.nvtx.range(name)
+    return nullcontext()
 
 
-def _roctx(name: str) -> Iterator[None]:
-    import roctx  # type: ignore[import-not-found]
+def _has_rocm_bindings() -> bool:
+    # The index's own ROCTX bindings (rocm-bindings-systems) serve where rocprofiler-sdk's package is not.
+    return torch.version.hip is not None and find_spec("rocm") is not None
 
-    roctx.rangePush(name)
+
+@contextmanager
+def _pushed(push: Callable[[], Any], pop: Callable[[], Any]) -> Iterator[None]:
+    push()
     try:
-        with torch.profiler.record_function(name):
-            yield
+        yield
     finally:
-        roctx.rangePop()
+        pop()
 
 
 def synchronize() -> None:

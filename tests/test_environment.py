@@ -72,6 +72,6 @@ def test_installed_versions_are_the_locked_ones(repository):
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        if re.search(r"\+(?!cpu)", installed) or name == "torch" and "+cu" in installed:
+        if re.search(r"\+(?!cpu)", installed) or (name == "torch" and "+cu" in installed):
             pytest.skip("this environment brings its own torch")
         assert installed.split("+")[0] == version, name

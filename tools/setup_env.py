@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check_python() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - an older Python runs this file to be told so
         raise StepFailed(
             f"Python {platform.python_version()} is too old; name a newer one: make tour PYTHON=python3.11"
         )
