@@ -1,0 +1,1 @@
+"""Real vLLM, two arms, interleaved; and what their results say."""

@@ -1,0 +1,129 @@
+"""Do two arms say the same? Greedy tokens and their logprobs, prompt by prompt.
+
+Logprobs are compared only while both arms have said the same tokens: after the first difference the contexts differ
+and so would the logprobs of two perfect arms.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from latent_moe.errors import InputError
+from latent_moe.serving import fields
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One greedy completion: its tokens (ids or strings), and each chosen token's logprob (None: not given)."""
+
+    prompt: str
+    tokens: tuple[int | str, ...]
+    logprobs: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All greedy completions of one arm, by prompt id."""
+
+    source: str
+    arm: str | None
+    role: str | None
+    by_prompt: dict[str, Answer]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What two arms share. Shares lie between 0 and 1; `max_logprob_diff` is in nats, None without logprobs.
+
+    `same_tokens_share` counts tokens up to each answer's first difference; what follows it counts as different.
+    """
+
+    prompts: int
+    identical_prompts: int
+    tokens: int
+    same_tokens: int
+    same_tokens_share: float
+    max_logprob_diff: float | None
+    first_difference: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def looks_like_answers(raw: Any) -> bool:
+    """Whether a decoded JSON value is a file of greedy answers."""
+    return isinstance(raw, dict) and isinstance(raw.get("prompts"), list)
+
+
+def answers_from_json(raw: dict[str, Any], where: str) -> Answers:
+    """A decoded answers file. Raises InputError with the prompt that cannot be used."""
+    ours = fields.mapping(raw, "latent_moe", where)
+    by_prompt: dict[str, Answer] = {}
+    for index, item in enumerate(raw["prompts"]):
+        name = f"{where}: prompt {index}"
+        if not isinstance(item, dict):
+            raise InputError(f"{name} is no object")
+        key = fields.text(item, "id", name) or str(index)
+        if key in by_prompt:
+            raise InputError(f"{name}: the id {key!r} occurs twice")
+        by_prompt[key] = _answer(item, name)
+    return Answers(where, fields.text(ours, "arm", where), fields.text(ours, "role", where), by_prompt)
+
+
+def _answer(item: dict[str, Any], where: str) -> Answer:
+    tokens = item.get("token_ids") or item.get("tokens") or []
+    if not isinstance(tokens, list) or not all(
+        isinstance(t, int | str) and not isinstance(t, bool) for t in tokens
+    ):
+        raise InputError(f"{where}: token_ids or tokens is no list of ids or strings")
+    logprobs = item.get("logprobs") or [None] * len(tokens)
+    if not isinstance(logprobs, list) or len(logprobs) != len(tokens):
+        raise InputError(f"{where}: {len(tokens)} tokens, but not as many logprobs")
+    numbers = tuple(fields.number({"logprob": value}, ("logprob",), where) for value in logprobs)
+    return Answer(repr(item.get("prompt")), tuple(tokens), numbers)
+
+
+def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
+    """Compare two arms' answers to the same prompts.
+
+    Raises InputError where the prompts differ, or where no token was generated: there is nothing to compare.
+    """
+    _check_same_prompts(baseline, candidate)
+    pairs = {key: (answer, candidate.by_prompt[key]) for key, answer in baseline.by_prompt.items()}
+    same = {key: _same_prefix(one, other) for key, (one, other) in pairs.items()}
+    longest = {key: max(len(one.tokens), len(other.tokens)) for key, (one, other) in pairs.items()}
+    total = sum(longest.values())
+    if total == 0:
+        raise InputError(f"{baseline.source}, {candidate.source}: no token was generated")
+    gaps = [gap for key, (one, other) in pairs.items() for gap in _gaps(one, other, same[key])]
+    return Parity(
+        prompts=len(pairs),
+        identical_prompts=sum(same[key] == longest[key] for key in pairs),
+        tokens=total,
+        same_tokens=sum(same.values()),
+        same_tokens_share=sum(same.values()) / total,
+        max_logprob_diff=max(gaps, default=None),
+        first_difference={key: same[key] for key in pairs if same[key] < longest[key]},
+    )
+
+
+def _check_same_prompts(baseline: Answers, candidate: Answers) -> None:
+    if baseline.by_prompt.keys() != candidate.by_prompt.keys():
+        raise InputError(f"{baseline.source}, {candidate.source}: the arms answered different prompts")
+    for key, answer in baseline.by_prompt.items():
+        if answer.prompt != candidate.by_prompt[key].prompt:
+            raise InputError(f"{candidate.source}: prompt {key!r} has another text than in {baseline.source}")
+
+
+def _same_prefix(one: Answer, other: Answer) -> int:
+    """How many tokens are the same before the first that is not."""
+    for index, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+        if left != right:
+            return index
+    return min(len(one.tokens), len(other.tokens))
+
+
+def _gaps(one: Answer, other: Answer, length: int) -> list[float]:
+    both = zip(one.logprobs[:length], other.logprobs[:length], strict=True)
+    return [math.fabs(left - right) for left, right in both if left is not None and right is not None]

@@ -1,0 +1,95 @@
+"""One benchmark run as every reader hands it on, and the six metrics of the table.
+
+A number that does not exist is not in `Run.values`: a run in which no request succeeded has no latency, one token
+per request has no time per output token, and neither is 0.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of the table. `sign` is +1 where more is better and -1 where less is."""
+
+    name: str
+    label: str
+    unit: str
+    sign: int
+
+
+_METRICS = (
+    Metric("total_tok_per_s", "Total tok/s", "tok/s", +1),
+    Metric("req_per_s", "Req/s", "req/s", +1),
+    Metric("output_tok_per_s", "Output tok/s", "tok/s", +1),
+    Metric("mean_ttft_ms", "Mean TTFT (ms)", "ms", -1),
+    Metric("mean_tpot_ms", "Mean TPOT (ms)", "ms", -1),
+    Metric("mean_itl_ms", "Mean ITL (ms)", "ms", -1),
+)
+METRICS = {metric.name: metric for metric in _METRICS}
+PRIMARY = "total_tok_per_s"
+NEEDS_TWO_TOKENS = ("mean_tpot_ms", "mean_itl_ms")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the benchmark client.
+
+    `values` maps metric names to positive numbers; `printed` holds the text of numbers that were read with a fixed
+    number of decimals; `impossible` holds what the client wrote and no clock can have measured (zero or negative).
+    `isl` and `osl` are tokens per request (asked for where known, else measured), `concurrency` the client's limit;
+    None means unknown. `pair` ties the runs of two arms, `boot` names a server start, `order` its place in the session.
+    """
+
+    source: str
+    arm: str | None = None
+    isl: int | None = None
+    osl: int | None = None
+    concurrency: int | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    printed: dict[str, str] = field(default_factory=dict)
+    impossible: dict[str, float] = field(default_factory=dict)
+    asked: int | None = None
+    completed: int | None = None
+    failed: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    duration_s: float | None = None
+    request_rate: str | None = None
+    model: str | None = None
+    started: str = ""
+    truncated: bool = False
+    role: str | None = None
+    pair: int | None = None
+    order: int | None = None
+    boot: str | None = None
+    seed: int | None = None
+    cold: bool | None = None
+    prefix_caching: bool | None = None
+    prefix_cache_hit_tokens: int | None = None
+    kind: str = "measured"
+    device: str | None = None
+
+    @property
+    def cell(self) -> tuple[int | None, int | None, int | None]:
+        """(isl, osl, concurrency): runs are only ever compared within one."""
+        return self.isl, self.osl, self.concurrency
+
+    @property
+    def known_cell(self) -> bool:
+        """False where a length or the concurrency is unknown: such a run is never pooled with another."""
+        return None not in self.cell
+
+    @property
+    def tokens_per_request(self) -> tuple[float, float] | None:
+        """Measured (input, output) tokens per successful request, None where the client did not say."""
+        if not self.completed or self.input_tokens is None or self.output_tokens is None:
+            return None
+        return self.input_tokens / self.completed, self.output_tokens / self.completed
+
+
+@dataclass(frozen=True)
+class Warning:
+    """Something the reader of a table must know; `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
