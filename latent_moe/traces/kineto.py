@@ -1,0 +1,231 @@
+"""Reader for the PyTorch profiler's JSON (Chrome trace events), of ROCm and CUDA builds, graph replay included.
+
+Kernels are the events of category "kernel"; their `ts` and `dur` are microseconds with three decimals. Ranges are
+user_annotation (host) and gpu_user_annotation (device). A kernel finds its launch through `correlation`, and the
+PyTorch op around it, with that op's input sizes, through "External id" or the launch's time.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from latent_moe.errors import InputError
+from latent_moe.traces.kineto_ops import attach
+from latent_moe.traces.kineto_stream import Event, EventStream
+from latent_moe.traces.part import Calls, Part, ids, launches
+from latent_moe.traces.table import Coded, Columns, Kernels, Ranges, constant, encode
+
+FORMAT = "PyTorch profiler JSON"
+_RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
+_CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
+# Beyond this a double no longer holds a nanosecond in microseconds.
+_EXACT_US = (1 << 53) / 1000
+
+
+class Ops(Columns):
+    """PyTorch ops that have input sizes."""
+
+    fields = ("thread", "start_ns", "end_ns", "external", "op", "dims")
+
+
+class Distributed(msgspec.Struct):
+    rank: int = -1
+
+
+class Rest(msgspec.Struct):
+    distributed: Distributed = msgspec.field(name="distributedInfo", default_factory=Distributed)
+
+
+class _Collected:
+    """Tables of one batch after the other, joined at the end."""
+
+    def __init__(self):
+        self.kernels, self.external, self.ranges, self.calls, self.ops = [], [], [], [], []
+        self.unread, self.pid = 0, None
+
+    def add(self, path: Path, batch) -> None:
+        self.unread += batch.unread
+        spans = [e for e in batch.events if e.ph == "X" or e.ph is None]
+        kernels = [e for e in spans if e.cat in ("kernel", "Kernel")]
+        ranges = [e for e in spans if e.cat in _RANGES and _placed(e)]
+        calls = [e for e in spans if e.cat in _CALLS and _placed(e)]
+        ops = [e for e in spans if e.cat == "cpu_op" and e.args and len(e.args.dims) > 2 and _placed(e)]
+        for event in (ranges, calls, ops):
+            self.pid = self.pid if self.pid is not None or not event else event[0].pid
+        self.external.append(ids([_arg(e, "external") for e in kernels], -1))
+        self.kernels += [_kernels(path, kernels)]
+        self.ranges += [_ranges(ranges)] if ranges else []
+        self.calls += [_calls(calls)] if calls else []
+        self.ops += [_ops(ops)] if ops else []
+
+
+def read(path: Path, salvage: bool = False) -> Part:
+    """Read one file, in memory that does not grow with it beyond the kernels, launches and sized ops themselves.
+
+    Raises InputError: cut (with the byte), malformed, no event list, or a kernel whose own times are damaged.
+    """
+    stream, found = EventStream(path, salvage=salvage), _Collected()
+    for batch in stream:
+        found.add(path, batch)
+    part = Part(path, FORMAT, Kernels.concatenate(found.kernels or [Kernels(0)]))
+    _check_end(part, stream, salvage)
+    _check_damage(part, stream, found)
+    _label(part, stream, found)
+    return part
+
+
+def _check_end(part: Part, stream: EventStream, salvage: bool) -> None:
+    if not stream.cut:
+        return
+    if not salvage:
+        raise InputError(
+            f"{part.path}: truncated JSON, it ends at byte {stream.size} in the middle of its event list"
+        )
+    part.partial = True
+    part.warn("partial", f"truncated at byte {stream.size}: only the events before it were read")
+
+
+def _check_damage(part: Part, stream: EventStream, found: _Collected) -> None:
+    kernels = part.kernels
+    if found.unread:
+        part.warn("damaged_record", f"{found.unread} events cannot be read; none of them is a whole kernel")
+    elif stream.cleaned:
+        part.warn("damaged_text", "read past bytes that are not JSON")
+    if len(kernels) and float(np.abs(kernels["start_ns"]).max()) / 1000 > _EXACT_US:
+        part.warn(
+            "coarse_times", "start times are too large for their number format: they are good to about 0.3 us"
+        )
+    negative = np.asarray(kernels["flagged"])
+    if negative.any():
+        part.warn(
+            "negative_duration",
+            f"{int(negative.sum())} kernels have a negative duration: they count as untimed",
+        )
+        kernels["flagged"] = np.zeros(len(kernels), dtype=bool)
+
+
+def _label(part: Part, stream: EventStream, found: _Collected) -> None:
+    part.rank = _rank(part, stream)
+    process = str(found.pid) if isinstance(found.pid, int) else part.path.name.split(".")[0]
+    part.kernels["process"] = constant(process, len(part.kernels))
+    if found.calls:
+        part.calls = Calls.concatenate(found.calls)
+        part.calls["process"] = constant(process, len(part.calls))
+        launches(part.kernels, part.calls)
+    if found.ranges:
+        part.ranges = Ranges.concatenate(found.ranges)
+        part.ranges["process"] = constant(process, len(part.ranges))
+        part.ranges["source"] = constant(str(part.path), len(part.ranges))
+    if found.ops:
+        attach(part.kernels, np.concatenate(found.external), Ops.concatenate(found.ops))
+
+
+def _rank(part: Part, stream: EventStream) -> int:
+    rest = stream.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
+    try:
+        return msgspec.json.decode(rest, type=Rest).distributed.rank if rest.startswith(b"{") else -1
+    except (msgspec.MsgspecError, RecursionError):
+        if not stream.cut:
+            part.warn(
+                "damaged_text",
+                "what stands around the event list cannot be read; the rank is not known from it",
+            )
+        return -1
+
+
+def _kernels(path: Path, events: list[Event]) -> Kernels:
+    timed = np.array([e.ts is not None and e.dur is not None for e in events], dtype=bool)
+    start = _ns(path, [e.ts or 0 for e in events], "ts")
+    duration = _ns(path, [e.dur or 0 for e in events], "dur")
+    negative = duration < 0
+    timed &= ~negative
+    columns = {
+        "agent": _texts(events, "device", "pid", "GPU {}"),
+        "queue": _texts(events, "stream", "tid", "{}"),
+        "name": encode(e.name or "(no name)" for e in events),
+        "correlation": ids([_arg(e, "correlation") for e in events], 0),
+        "grid": encode(_size(e, "grid") for e in events),
+        "workgroup": encode(_size(e, "block") for e in events),
+        "start_ns": np.where(timed, start, 0),
+        "end_ns": np.where(timed, start + duration, 0),
+        "dur_ns": np.where(timed, duration, 0),
+        "timed": timed,
+        "flagged": negative,
+    }
+    return Kernels(len(events), columns | {"stream": columns["queue"]})
+
+
+def _ns(path: Path, values: list, what: str) -> np.ndarray:
+    """Microseconds to whole nanoseconds; whole numbers stay exact, however large."""
+    if all(isinstance(v, int) and abs(v) < 1 << 52 for v in values):
+        return np.array(values, dtype=np.int64) * 1000
+    column = np.rint(np.array([float(v) for v in values]) * 1000)
+    if not np.isfinite(column).all() or (len(column) and np.abs(column).max() >= 1 << 62):
+        raise InputError(f"{path}: a kernel's {what} is no time in microseconds")
+    return column.astype(np.int64)
+
+
+def _placed(event: Event) -> bool:
+    """Has this host event a usable time?"""
+    return (
+        event.ts is not None
+        and 0 <= event.ts < 1 << 51
+        and (event.dur is None or 0 <= event.dur < 1 << 51)
+        and event.name is not None
+    )
+
+
+def _arg(event: Event, name: str):
+    return getattr(event.args, name) if event.args else None
+
+
+def _texts(events: list[Event], arg: str, field: str, form: str) -> Coded:
+    values = [_arg(e, arg) if _arg(e, arg) is not None else getattr(e, field) for e in events]
+    return encode(None if value is None else form.format(value) for value in values)
+
+
+def _size(event: Event, name: str) -> str | None:
+    raw = bytes(_arg(event, name) or b"").translate(None, b"[] \t\r\n")
+    return raw.decode("utf-8", "replace").replace(",", "x") or None
+
+
+def _host(events: list[Event]) -> dict:
+    start = np.array([round(e.ts * 1000) for e in events], dtype=np.int64)
+    return {
+        "thread": ids([e.tid for e in events], -1),
+        "start_ns": start,
+        "end_ns": start + np.array([round((e.dur or 0) * 1000) for e in events], dtype=np.int64),
+    }
+
+
+def _ranges(events: list[Event]) -> Ranges:
+    device = [e.cat == "gpu_user_annotation" for e in events]
+    columns = _host(events) | {
+        "name": encode(e.name for e in events),
+        "domain": encode(_RANGES[e.cat] for e in events),
+        "correlation": ids([_arg(e, "correlation") for e in events], 0),
+        "agent": _texts(
+            [e if d else Event() for e, d in zip(events, device, strict=True)], "device", "pid", "GPU {}"
+        ),
+        "stream": _texts(
+            [e if d else Event() for e, d in zip(events, device, strict=True)], "stream", "tid", "{}"
+        ),
+    }
+    return Ranges(len(events), columns)
+
+
+def _calls(events: list[Event]) -> Calls:
+    columns = _host(events)
+    del columns["end_ns"]
+    return Calls(len(events), columns | {"correlation": ids([_arg(e, "correlation") for e in events], 0)})
+
+
+def _ops(events: list[Event]) -> Ops:
+    texts = (bytes(e.args.dims).translate(None, b" \t\r\n").decode("utf-8", "replace") for e in events)
+    columns = _host(events) | {
+        "external": ids([_arg(e, "external") for e in events], -1),
+        "op": encode(e.name for e in events),
+        "dims": encode(texts),
+    }
+    return Ops(len(events), columns)

@@ -1,0 +1,73 @@
+"""SQLite files opened to be read only, with their faults as one line, and columns fetched into numpy."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from latent_moe.errors import InputError
+
+_ROWS = 1 << 16
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A read-only connection. Every sqlite3 error inside becomes an InputError that names the file."""
+    # Without a write-ahead log beside it nothing can change the file: then no lock and no -shm file is needed.
+    log = path.with_name(path.name + "-wal")
+    mode = "mode=ro" if log.exists() and log.stat().st_size else "mode=ro&immutable=1"
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except (sqlite3.Error, OverflowError, ValueError) as error:
+        raise InputError(f"{path}: damaged SQLite database ({error})") from None
+
+
+def quoted(name: str) -> str:
+    """A table or column name for a statement."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def tables(connection: sqlite3.Connection) -> dict[str, str]:
+    """Name -> "table" or "view"."""
+    found = connection.execute(
+        "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')"
+    ).fetchall()
+    return {str(name): kind for name, kind in found}
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Column names of a table or view."""
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})")]
+
+
+def integers(
+    connection: sqlite3.Connection, statement: str, width: int, path: Path, parameters=()
+) -> np.ndarray:
+    """[width, n] int64: a statement's columns, block by block. Raises InputError where a cell is no whole number."""
+    cursor, found = connection.execute(statement, parameters), []
+    cursor.arraysize = _ROWS
+    while rows := cursor.fetchmany():
+        try:
+            # A contiguous copy each way: the transposed view would keep the block, and later steps read by column.
+            found.append(np.ascontiguousarray(np.array(rows, dtype=np.int64).T))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputError(f"{path}: damaged database, a cell is no whole number ({error})") from None
+    return _beside(found, width)
+
+
+def _beside(blocks: list[np.ndarray], width: int) -> np.ndarray:
+    result = np.empty((width, sum(block.shape[1] for block in blocks)), dtype=np.int64)
+    place = 0
+    blocks.reverse()
+    while blocks:
+        block = blocks.pop()
+        result[:, place : place + block.shape[1]] = block
+        place += block.shape[1]
+    return result
