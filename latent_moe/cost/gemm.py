@@ -22,6 +22,8 @@ from latent_moe.errors import InputError
 BYTES = 2  # bf16
 # Shapes further away than this factor in N and K together are no neighbours.
 NEAR = math.log(4)
+# The in-model times of hardware.in_model_ratio were profiled at this M.
+PREFILL_FROM_M = 1024
 Shape = tuple[int, int]  # N, K
 
 
@@ -90,7 +92,10 @@ def gemm(m: int, n: int, k: int, hardware: Hardware, name: str = "gemm") -> Term
         return Term(name, roofline_us(m, n, k, hardware), "modelled")
     table = published(hardware.gemm_times)
     us, kind = lookup(m, n, k, hardware, table)
-    return Term(name, us, kind, _fit_error(kind, (n, k), hardware, table))
+    error = _fit_error(kind, (n, k), hardware, table)
+    if m >= PREFILL_FROM_M and hardware.in_model_ratio != 1:
+        us, kind = us * hardware.in_model_ratio, "modelled"
+    return Term(name, us, kind, error)
 
 
 def lookup(m: int, n: int, k: int, hardware: Hardware, table: GemmTimes) -> tuple[float, str]:

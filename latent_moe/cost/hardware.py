@@ -21,7 +21,8 @@ class Hardware:
 
     `links` is the number of point-to-point links, each of `link_gb_per_s` per direction; 0 is a switch, where
     `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
-    one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times.
+    one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
+    `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Hardware:
     gemm_floor_us: float
     collective_latency_us: float
     collective_efficiency: float
+    in_model_ratio: float = 1.0
     tile_n: float = 1
     tile_from_m: float = 2048
     gemm_times: str | None = None
@@ -98,13 +100,10 @@ def _build(key: str, rows: Constants) -> Hardware:
     figures = {figure: rows[f"{key}.{figure}"].value for figure in FIGURES}
     for figure, value in figures.items():
         _check_positive(figure, value)
-    tiles = {
-        figure: rows[f"gemm.{figure}"].value
-        for figure in ("tile_n", "tile_from_m")
-        if f"gemm.{figure}" in rows
-    }
+    optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key}
+    given = {name: rows[f"{of}.{name}"].value for name, of in optional.items() if f"{of}.{name}" in rows}
     kinds = {figure: rows[f"{key}.{figure}"].kind for figure in FIGURES}
-    return Hardware(key, ARCHITECTURE[key], **figures, **tiles, gemm_times=GEMM_TIMES.get(key), kinds=kinds)
+    return Hardware(key, ARCHITECTURE[key], **figures, **given, gemm_times=GEMM_TIMES.get(key), kinds=kinds)
 
 
 def _check_positive(name: str, value: float) -> None:
