@@ -7,8 +7,6 @@ import math
 from latent_moe.errors import InputError
 from latent_moe.serving.results.run import METRICS, Run
 
-_KEYS = ("isl", "osl", "concurrency", "config")
-
 
 def looks_like_published(text: str) -> bool:
     """Whether the first line names concurrency, config and at least one metric."""
@@ -38,7 +36,9 @@ def _run(row: dict[str, str | None], where: str) -> Run:
     return Run(
         source=where,
         arm=cells["config"],
-        **{key: _whole(cells.get(key, ""), key, where) for key in _KEYS[:3]},
+        isl=_whole(cells.get("isl", ""), "isl", where),
+        osl=_whole(cells.get("osl", ""), "osl", where),
+        concurrency=_whole(cells.get("concurrency", ""), "concurrency", where),
         values={name: value for name, value in numbers.items() if value > 0},
         impossible={name: value for name, value in numbers.items() if value <= 0},
         printed={name: text for name, text in printed.items() if numbers[name] > 0},

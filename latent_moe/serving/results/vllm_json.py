@@ -57,9 +57,9 @@ def _counts(raw: dict[str, Any], where: str) -> dict[str, Any]:
     completed = fields.whole(raw, ("completed",), where)
     failed = fields.whole(raw, ("failed",), where)
     asked = fields.whole(raw, ("num_prompts",), where)
-    if asked is None and None not in (completed, failed):
+    if asked is None and completed is not None and failed is not None:
         asked = completed + failed
-    if failed is None and None not in (asked, completed):
+    if failed is None and asked is not None and completed is not None:
         failed = max(asked - completed, 0)
     return {
         "asked": asked,

@@ -1,0 +1,106 @@
+"""``latent-moe table``: result files into the table with deltas, intervals and verdicts."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+HELP = (
+    "Result files of vLLM's benchmark client (JSON or printed text), folders of `bench`, and published tables into the "
+    "table with deltas, 95 % intervals and verdicts. Exit 1 where a primary metric could not be compared."
+)
+_FORMATS = ("markdown", "csv", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="result files or folders; each is an arm unless it names its arms",
+    )
+    parser.add_argument("--baseline", metavar="NAME", help="the arm that the other is compared with")
+    parser.add_argument("--candidate", metavar="NAME", help="the arm that is judged")
+    parser.add_argument("--format", choices=_FORMATS, default="markdown", help="what to print without --json")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write it into FILE as well (.md, .csv or .json chooses the format)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, compare, print."""
+    from latent_moe.cli.output import clean, emit
+    from latent_moe.serving.comparison import compare
+    from latent_moe.serving.results import read_results
+
+    results = read_results(args.paths)
+    table = compare(results, args.baseline, args.candidate)
+    answer = table.as_dict() | _same_answers(results, table)
+    texts = {"json": lambda: json.dumps(clean(answer), indent=2), **_writers(table, answer)}
+    if args.output:
+        _write(Path(args.output), texts, args.format)
+    emit(args, answer, texts[args.format]())
+    return 0 if table.comparable else 1
+
+
+def _writers(table, answer: dict[str, Any]) -> dict[str, Any]:
+    from latent_moe.serving import render
+
+    extra = [line for line in (_parity_line(answer), *_accuracy_lines(answer)) if line]
+    return {
+        "markdown": lambda: "\n\n".join([render.markdown(table), *extra]),
+        "csv": lambda: render.csv_text(table),
+    }
+
+
+def _same_answers(results, table) -> dict[str, Any]:
+    """Parity and accuracy of the two arms, where the results hold them."""
+    from latent_moe.serving.accuracy import compare_all
+    from latent_moe.serving.parity import compare_greedy
+
+    if table.candidate is None:
+        return {"parity": None, "accuracy": []}
+    arms = {item.arm: item for item in results.answers}
+    one, other = arms.get(table.baseline), arms.get(table.candidate)
+    found = compare_all(results.accuracies, table.baseline, table.candidate)
+    return {
+        "parity": compare_greedy(one, other).as_dict() if one and other else None,
+        "accuracy": [item.as_dict() for item in found],
+    }
+
+
+def _parity_line(answer: dict[str, Any]) -> str:
+    parity = answer["parity"]
+    if parity is None:
+        return ""
+    gap = parity["max_logprob_diff"]
+    tail = "" if gap is None else f"; largest logprob difference {gap:.2g} nats"
+    share = f"{100 * parity['same_tokens_share']:.2f} % of {parity['tokens']} greedy tokens are the same"
+    return f"Same answers: {share}, {parity['identical_prompts']} of {parity['prompts']} prompts whole{tail}."
+
+
+def _accuracy_lines(answer: dict[str, Any]) -> list[str]:
+    return [_accuracy_line(item) for item in answer["accuracy"]]
+
+
+def _accuracy_line(item: dict[str, Any]) -> str:
+    name = f"{item['task']} {item['metric']} {item['filter']}".strip()
+    values = (
+        f"{name}: {item['baseline']:.4f} against {item['candidate']:.4f}, {item['verdict'].replace('_', ' ')}"
+    )
+    return f"{values} ({item['reason'] or _probability(item)})."
+
+
+def _probability(item: dict[str, Any]) -> str:
+    return f"p = {item['p_value']:.2g}, {item['test']}"
+
+
+def _write(path: Path, texts: dict[str, Any], default: str) -> None:
+    from latent_moe.errors import InputError
+
+    chosen = {".md": "markdown", ".csv": "csv", ".json": "json"}.get(path.suffix.lower(), default)
+    try:
+        path.write_text(texts[chosen]().rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
