@@ -92,8 +92,19 @@ def _interval(baseline: Accuracy, candidate: Accuracy) -> tuple[float, float]:
 
 
 def _answer(baseline, candidate, ci95, p_value, test, verdict, reason) -> AccuracyComparison:
-    values = (baseline.value, candidate.value, candidate.value - baseline.value)
-    return AccuracyComparison(*baseline.key, *values, ci95, p_value, test, verdict, reason)
+    return AccuracyComparison(
+        task=baseline.task,
+        metric=baseline.metric,
+        filter=baseline.filter,
+        baseline=baseline.value,
+        candidate=candidate.value,
+        difference=candidate.value - baseline.value,
+        ci95=ci95,
+        p_value=p_value,
+        test=test,
+        verdict=verdict,
+        reason=reason,
+    )
 
 
 def compare_all(accuracies: list[Accuracy], baseline: str, candidate: str) -> list[AccuracyComparison]:

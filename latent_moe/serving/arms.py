@@ -3,6 +3,7 @@
 from typing import Any
 
 from latent_moe.errors import InputError
+from latent_moe.serving.results import Results
 
 
 def choose_arms(
