@@ -3,9 +3,8 @@
 T tokens, H hidden, L latent, E experts, K experts per token, I expert width, tp ranks.
 """
 
-import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+import math
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from latent_moe.errors import InputError
@@ -21,6 +20,8 @@ class LatentMoEConfig:
     `shared_width` is the width of the shared experts' one MLP, 0 when there are none. `num_layers` counts MoE
     layers only. `moe_tp_size` is the tensor-parallel size of the experts; it is 1 under expert parallelism, where
     the tensor-parallel process group still has tp ranks (None: the experts follow the group).
+    `routed_scaling_factor` multiplies the router's weights, or the routed output when `scale_routed_output` is
+    set (vLLM's `apply_routed_scale_to_output`); only the latter is in the way of a sharded tail.
 
     Raises InputError for sizes that no layer can have.
     """
@@ -38,16 +39,22 @@ class LatentMoEConfig:
     situ_beta: float = 4.0
     situ_linear_beta: float = 25.0
     routed_scaling_factor: float = 1.0
+    scale_routed_output: bool = False
     sequence_parallel: bool = False
     moe_tp_size: int | None = None
 
     def __post_init__(self):
-        positive = ("hidden_size", "num_experts", "experts_per_token", "expert_width", "num_layers")
-        for name in positive:
+        for name in ("hidden_size", "num_experts", "experts_per_token", "expert_width", "num_layers"):
             _check_count(name, getattr(self, name), 1)
         _check_count("shared_width", self.shared_width, 0)
-        if self.latent_size is not None:
-            _check_count("latent_size", self.latent_size, 1)
+        for name in ("latent_size", "moe_tp_size"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), 1)
+        for name in ("norm_eps", "situ_beta", "situ_linear_beta", "routed_scaling_factor"):
+            _check_positive(name, getattr(self, name))
+        for name in ("latent_norm", "scale_routed_output", "sequence_parallel"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} {getattr(self, name)!r} is neither true nor false")
         if self.experts_per_token > self.num_experts:
             raise InputError(f"experts_per_token {self.experts_per_token} > num_experts {self.num_experts}")
         if self.activation not in ACTIVATIONS:
@@ -63,17 +70,32 @@ class LatentMoEConfig:
         """The size the routed experts read and write: L, or H when the layer is not latent."""
         return self.latent_size or self.hidden_size
 
+    @property
+    def runner_scale(self) -> float:
+        """The factor that the runner applies to the routed output: 1.0 when the router's weights carry it."""
+        return self.routed_scaling_factor if self.scale_routed_output else 1.0
+
+    def expert_parallel(self, tp: int) -> bool:
+        """Whether whole experts are spread over a group of `tp` ranks (moe_tp_size = 1)."""
+        return tp > 1 and self.moe_tp_size == 1
+
     def replace(self, **changes: Any) -> "LatentMoEConfig":
-        """A copy with some fields changed, checked again."""
+        """A copy with some fields changed, checked again. Raises InputError for a field that does not exist."""
+        unknown = sorted(set(changes) - {field.name for field in fields(self)})
+        if unknown:
+            raise InputError(f"a latent MoE layer has no {', '.join(unknown)}")
         return replace(self, **changes)
 
     def check_tp(self, tp: int) -> None:
         """Raise InputError unless the experts and the shared experts split evenly over `tp` ranks."""
-        if tp < 1:
-            raise InputError(f"tp {tp} is not a positive number of ranks")
-        expert_tp = self.moe_tp_size or tp
-        if self.expert_width % expert_tp:
-            raise InputError(f"tp {expert_tp} does not divide the expert width {self.expert_width}")
+        _check_count("tp", tp, 1)
+        if self.moe_tp_size not in (None, 1, tp):
+            raise InputError(f"moe_tp_size {self.moe_tp_size} is neither 1 nor the group's tp {tp}")
+        if self.expert_parallel(tp):
+            if self.num_experts % tp:
+                raise InputError(f"tp {tp} does not divide the number of experts {self.num_experts}")
+        elif self.expert_width % tp:
+            raise InputError(f"tp {tp} does not divide the expert width {self.expert_width}")
         if self.shared_width % tp:
             raise InputError(f"tp {tp} does not divide the shared experts' width {self.shared_width}")
 
@@ -81,6 +103,12 @@ class LatentMoEConfig:
 def _check_count(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"{name} {value!r} is not a whole number of at least {least}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and value > 0):
+        raise InputError(f"{name} {value!r} is not a positive number")
 
 
 # Kimi-K3: the model's published config.json. 93 layers of which the first is dense; two shared experts as one MLP.
@@ -124,60 +152,8 @@ def preset(name: str) -> LatentMoEConfig:
     return PRESETS[name]
 
 
-def from_hf(source: dict[str, Any] | str | Path) -> LatentMoEConfig:
-    """Read a model's config.json (a dict, a file, or a folder that holds one).
+def from_hf(source):
+    """Read a model's config.json; see `latent_moe.config_file.from_hf`."""
+    from latent_moe.config_file import from_hf as read
 
-    Field names as Kimi-K3 publishes them. Raises InputError naming the file and what it lacks.
-    """
-    raw, where = _load(source)
-    text = raw.get("text_config")
-    fields = {**raw, **text} if isinstance(text, dict) else raw
-    missing = [name for name in _REQUIRED if fields.get(name) is None]
-    if missing:
-        raise InputError(f"{where}: no latent MoE (lacks {', '.join(missing)})")
-    try:
-        return _translate(fields)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
-_REQUIRED = (
-    "hidden_size",
-    "routed_expert_hidden_size",
-    "num_experts",
-    "num_experts_per_token",
-    "moe_intermediate_size",
-)
-
-
-def _translate(raw: dict[str, Any]) -> LatentMoEConfig:
-    # One MLP holds all shared experts: its width is their number times one expert's width.
-    shared = (raw.get("num_shared_experts") or 0) * raw["moe_intermediate_size"]
-    dense = raw.get("first_k_dense_replace") or 0
-    return LatentMoEConfig(
-        hidden_size=raw["hidden_size"],
-        latent_size=raw["routed_expert_hidden_size"],
-        num_experts=raw["num_experts"],
-        experts_per_token=raw["num_experts_per_token"],
-        expert_width=raw["moe_intermediate_size"],
-        shared_width=shared,
-        num_layers=(raw.get("num_hidden_layers") or dense + 1) - dense,
-        latent_norm=raw.get("latent_moe_use_norm", True),
-        norm_eps=raw.get("rms_norm_eps", 1e-5),
-        activation=raw.get("moe_hidden_act") or raw.get("hidden_act") or "silu",
-        routed_scaling_factor=raw.get("routed_scaling_factor", 1.0),
-    )
-
-
-def _load(source: dict[str, Any] | str | Path) -> tuple[dict[str, Any], str]:
-    if isinstance(source, dict):
-        return source, "config"
-    path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as config.json ({error})") from error
-    if not isinstance(raw, dict):
-        raise InputError(f"{path}: config.json must hold an object")
-    return raw, str(path)
+    return read(source)

@@ -1,41 +1,55 @@
-"""launch(): real ranks for one function, with a time limit, and none left behind."""
+"""Real ranks for one function, with a time limit, and none left behind; `latent_moe.parallel.launch` is the door.
+
+Ranks come from a fork server that has imported torch once: eight ranks cost one import, not eight. Each rank
+answers through its own pipe, so a rank that is killed while it writes cannot block the others.
+"""
 
 import multiprocessing as mp
 import os
 import pickle
-import queue
+import signal
 import tempfile
+import threading
 import time
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from latent_moe.errors import InputError, LatentMoEError
+from latent_moe.rank import rank_main
 
 MAX_RANKS = 64
 _GRACE_S = 5.0
 
 
-def launch(
-    fn: Callable[..., Any], tp: int, *args: Any, timeout_s: float = 300, backend: str | None = None
+def run_ranks(
+    join: Callable[..., Any],
+    fn: Callable[..., Any],
+    tp: int,
+    args: tuple,
+    timeout_s: float,
+    backend: str | None,
 ) -> list[Any]:
-    """Call fn(tensor_parallel, *args) on `tp` real ranks; returns their results by rank.
-
-    fn must be importable (ranks are spawned). `timeout_s` bounds the whole call and each collective. `backend`
-    defaults to gloo on a CPU and nccl where there are GPUs, one rank a GPU.
-
-    Raises InputError when tp ranks cannot be had or an argument of fn's own is unusable; LatentMoEError naming
-    the rank when one fails, dies or exceeds the limit. The ranks are ended in every case.
-    """
-    backend = backend or _default_backend(tp)
-    if not 1 <= tp <= MAX_RANKS:
+    """fn(join(rank, tp, backend, rendezvous, timeout_s), *args) on `tp` ranks; see `latent_moe.parallel.launch`."""
+    if not isinstance(tp, int) or not 1 <= tp <= MAX_RANKS:
         raise InputError(f"tp {tp}: between 1 and {MAX_RANKS} ranks can be launched")
-    with tempfile.TemporaryDirectory(prefix="latent_moe_") as folder:
-        return _run(fn, tp, args, timeout_s, backend, os.path.join(folder, "rendezvous"))
+    if not timeout_s > 0:
+        raise InputError(f"timeout_s {timeout_s} is not a positive number of seconds")
+    backend = backend or _default_backend(tp)
+    call = _pickled(join, fn, args)
+    with _sigterm_as_exit(), tempfile.TemporaryDirectory(prefix="latent_moe_") as folder:
+        place = (tp, backend, os.path.join(folder, "rendezvous"), timeout_s)
+        return _Ranks(place, call).results(timeout_s)
+
+
+def _pickled(join, fn, args) -> bytes:
+    try:
+        return pickle.dumps((join, fn, args))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(f"{fn!r} or its arguments cannot be sent to a rank ({error})") from error
 
 
 def _default_backend(tp: int) -> str:
@@ -46,103 +60,146 @@ def _default_backend(tp: int) -> str:
     return "nccl"
 
 
-def _run(fn, tp, args, timeout_s, backend, rendezvous) -> list[Any]:
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    ranks = [
-        context.Process(
-            target=_rank_main,
-            args=(rank, tp, backend, rendezvous, timeout_s, fn, args, results),
-            name=f"latent-moe-rank-{rank}",
-            daemon=True,
-        )
-        for rank in range(tp)
-    ]
+@contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+    # The default action of SIGTERM ends this process without running any `finally`.
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
-        for process in ranks:
-            process.start()
-        return _collect(ranks, results, time.monotonic() + timeout_s, timeout_s)
+        yield
     finally:
-        _end(ranks)
-        results.close()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _collect(ranks, results, deadline: float, timeout_s: float) -> list[Any]:
-    answers: dict[int, Any] = {}
-    while len(answers) < len(ranks):
+def _exit_on_sigterm(number, frame) -> None:
+    raise SystemExit(128 + number)
+
+
+class _Ranks:
+    """The ranks of one call: started, listened to, ended."""
+
+    def __init__(self, place, call: bytes):
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "latent_moe.parallel"])
+        self.listening: dict[Any, int] = {}
+        self.writers, self.processes = [], []
+        environment = dict(os.environ)
+        for rank in range(place[0]):
+            ours, theirs = context.Pipe(duplex=False)
+            self.listening[ours] = rank
+            self.writers.append(theirs)
+            self.processes.append(
+                context.Process(
+                    target=rank_main,
+                    args=(rank, place, environment, call, theirs),
+                    name=f"latent-moe-rank-{rank}",
+                    daemon=True,
+                )
+            )
+
+    def results(self, timeout_s: float) -> list[Any]:
+        """Start the ranks and collect what they return; leaves none of them running."""
+        answered = False
         try:
-            rank, ok, payload = results.get(timeout=0.2)
-        except queue.Empty:
-            _check_alive(ranks, answers, results)
-            if time.monotonic() > deadline:
-                late = sorted(set(range(len(ranks))) - set(answers))
-                raise LatentMoEError(f"rank {late[0]} gave no result within {timeout_s:g} s") from None
-            continue
-        if not ok:
-            _raise_rank_error(rank, pickle.loads(payload))
-        answers[rank] = pickle.loads(payload)
-    return [answers[rank] for rank in range(len(ranks))]
+            _start(self.processes)
+            for writer in self.writers:
+                writer.close()
+            answers = self._collect(time.monotonic() + timeout_s, timeout_s)
+            answered = True
+            return answers
+        finally:
+            # After a failure the peers wait for a rank that will not come: end them at once.
+            self._end(_GRACE_S if answered else 0.0)
+
+    def _collect(self, deadline: float, timeout_s: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        while self.listening:
+            ready = wait(list(self.listening), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = min(self.listening.values())
+                raise LatentMoEError(f"rank {late} gave no result within {timeout_s:g} s")
+            self._take(ready, answers)
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _take(self, ready, answers: dict[int, Any]) -> None:
+        heard = {self.listening.pop(connection): _receive(connection) for connection in ready}
+        # A rank that died is the cause; the peers that then lost their connection to it are the effect.
+        for rank, message in heard.items():
+            if message is None:
+                raise LatentMoEError(f"rank {rank} died {self._how(rank)} before it gave a result")
+        failed = [rank for rank, message in heard.items() if not message[0]]
+        if failed:
+            self._raise_first(heard, failed)
+        answers.update({rank: pickle.loads(message[1]) for rank, message in heard.items()})
+
+    def _raise_first(self, heard, failed: list[int]) -> None:
+        heard = {rank: heard[rank] for rank in failed} | self._stragglers()
+        for rank, message in heard.items():
+            if message is None:
+                raise LatentMoEError(f"rank {rank} died {self._how(rank)} before it gave a result")
+        rank, failure = min(
+            ((rank, pickle.loads(message[1])) for rank, message in heard.items() if not message[0]),
+            key=lambda pair: pair[1]["when"],
+        )
+        if failure["is_input"]:
+            raise InputError(failure["text"])
+        raise LatentMoEError(f"rank {rank} failed: {failure['text']}") from RuntimeError(failure["trace"])
+
+    def _stragglers(self) -> dict[int, Any]:
+        # The peer's complaint may arrive before the cause does: listen a moment longer.
+        ready = wait(list(self.listening), 0.3) if self.listening else []
+        return {self.listening.pop(connection): _receive(connection) for connection in ready}
+
+    def _how(self, rank: int) -> str:
+        process = self.processes[rank]
+        process.join(_GRACE_S)
+        code = process.exitcode
+        if code is not None and code < 0:
+            return f"of signal {_signal_name(-code)}"
+        return f"with exit code {code}"
+
+    def _end(self, grace_s: float) -> None:
+        started = [process for process in self.processes if process.pid is not None]
+        deadline = time.monotonic() + grace_s
+        for process in started:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in started:
+            if process.is_alive():
+                process.kill()
+        for process in started:
+            process.join()
+        for connection in [*self.listening, *self.writers]:
+            connection.close()
 
 
-def _check_alive(ranks, answers, results) -> None:
-    for rank, process in enumerate(ranks):
-        if rank not in answers and process.exitcode is not None and results.empty():
-            raise LatentMoEError(f"rank {rank} died (exit code {process.exitcode}) before it gave a result")
-
-
-def _raise_rank_error(rank: int, error: tuple[bool, str, str]) -> None:
-    is_input, message, trace = error
-    if is_input:
-        raise InputError(message)
-    raise LatentMoEError(f"rank {rank} failed: {message}") from RuntimeError(trace)
-
-
-def _end(ranks) -> None:
-    started = [process for process in ranks if process.pid is not None]
-    # A rank that has answered may still be leaving its process group: let it, briefly.
-    deadline = time.monotonic() + _GRACE_S
-    for process in started:
-        process.join(max(0.0, deadline - time.monotonic()) if process.exitcode is None else 0)
-    for process in started:
-        if process.is_alive():
-            process.kill()
-        process.join()
-
-
-def _rank_main(rank, tp, backend, rendezvous, timeout_s, fn, args, results) -> None:
+def _start(processes) -> None:
+    # Ctrl-C reaches every process of the terminal. Blocked here, it stays blocked in the ranks, which this process
+    # ends; unblocked again below, it interrupts this process.
+    blockable = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blockable else None
     try:
-        answer = fn(_join(rank, tp, backend, rendezvous, timeout_s), *args)
-        message = (rank, True, pickle.dumps(answer))
-    except BaseException as error:  # noqa: BLE001 - whatever ends a rank is reported by the parent
-        one_line = " ".join(f"{type(error).__name__}: {error}".split())
-        is_input = isinstance(error, InputError)
-        text = str(error) if is_input else one_line
-        message = (rank, False, pickle.dumps((is_input, text, traceback.format_exc())))
-    results.put(message)
-    results.close()
-    results.join_thread()
-    if message[1] and dist.is_initialized():
-        dist.destroy_process_group()
-    # A failed rank leaves at once: destroying the group would wait for the peers that still wait for it.
-    os._exit(0)
+        for process in processes:
+            process.start()
+    finally:
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _join(rank: int, tp: int, backend: str, rendezvous: str, timeout_s: float):
-    from latent_moe.parallel import TensorParallel
+def _receive(connection) -> tuple[bool, bytes] | None:
+    """What a rank sent, None when it died without sending."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None
+    finally:
+        connection.close()
 
-    if backend == "gloo":
-        # Ranks share the cores; more threads than cores only wait for each other.
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // tp))
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if tp == 1:
-        return TensorParallel.single(device)
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=tp,
-        timeout=timedelta(seconds=timeout_s),
-    )
-    return TensorParallel(rank=rank, size=tp, group=dist.group.WORLD, device=device)
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

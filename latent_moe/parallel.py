@@ -3,14 +3,18 @@
 T tokens, N columns, tp ranks. gloo on a CPU; `nccl` on CUDA and on ROCm, where RCCL answers to that name.
 """
 
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from latent_moe.errors import InputError
-from latent_moe.launch import launch
+from latent_moe.launch import run_ranks
 
 __all__ = ["Collective", "Done", "TensorParallel", "launch"]
 
@@ -90,3 +94,41 @@ class TensorParallel:
     def _count(self, kind: str, x: torch.Tensor) -> None:
         if self.size > 1:
             self.issued.append(Collective(kind, x.numel() * x.element_size()))
+
+
+def launch(
+    fn: Callable[..., Any], tp: int, *args: Any, timeout_s: float = 300, backend: str | None = None
+) -> list[Any]:
+    """Call fn(tensor_parallel, *args) on `tp` real ranks; returns their results by rank.
+
+    fn must be importable from a module (ranks are processes of their own). `timeout_s` bounds the whole call and
+    each collective. `backend` defaults to gloo on a CPU and nccl where there are GPUs, one rank a GPU.
+
+    Raises InputError when tp ranks cannot be had or an argument of fn's own is unusable; LatentMoEError naming
+    the rank when one fails, dies or exceeds the limit. The ranks are ended in every case, a Ctrl-C or SIGTERM to
+    this process included; they also end by themselves when this process is gone.
+    """
+    return run_ranks(_join, fn, tp, args, timeout_s, backend)
+
+
+def _join(rank: int, tp: int, backend: str, rendezvous: str, timeout_s: float) -> TensorParallel:
+    if backend == "gloo":
+        _share_the_host(tp)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if tp == 1:
+        return TensorParallel.single(device)
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        backend, init_method=f"file://{rendezvous}", rank=rank, world_size=tp, timeout=limit
+    )
+    return TensorParallel(rank=rank, size=tp, group=dist.group.WORLD, device=device)
+
+
+def _share_the_host(tp: int) -> None:
+    # Ranks share the cores; more threads than cores only wait for each other.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // tp))
+    # All ranks are on this host: no need for its name to resolve to an address that works.
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -7,23 +7,35 @@ Every tail returns the same out [T, H] on every rank, up to rounding; `routed` a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from latent_moe.tails.basic import column_parallel, replicated
 from latent_moe.tails.norm import RMSNorm, apply_norm
 
+
+def never_refuses(config: Any, tp_size: int, tokens: int) -> str | None:
+    """For tails with no condition of their own."""
+    return None
+
+
 __all__ = ["TAILS", "RMSNorm", "Tail", "apply_norm", "column_parallel", "replicated"]
 
 
 @dataclass(frozen=True)
 class Tail:
-    """A tail by name. `rows` says which rows of W the function takes: "all" or this rank's "own"."""
+    """A tail by name.
+
+    `rows` says which rows of W the function takes: "all" or this rank's "own". `refuse(config, tp_size, tokens)`
+    is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None.
+    """
 
     name: str
     function: Callable[..., torch.Tensor]
     rows: str
     summary: str
+    refuse: Callable[[Any, int, int], str | None] = never_refuses
 
 
 TAILS = {

@@ -1,0 +1,130 @@
+"""The full state dict of a layer: names, shapes, a rank's shard of a tensor, seeded random weights.
+
+H hidden, L latent (H when the layer is not latent), E experts, I expert width, S shared width. Names are
+Kimi-K3's own.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from latent_moe.config import LatentMoEConfig
+from latent_moe.errors import InputError
+
+BIAS = "gate.e_score_correction_bias"
+# Blocks with a seed of their own along a tensor's sharded dimension: a rank of 1, 2, 4 or 8 makes only its own.
+_BLOCKS = 8
+
+
+def tensor_shapes(config: LatentMoEConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in one layer's full state dict."""
+    h, experts = config.hidden_size, config.num_experts
+    shapes: dict[str, tuple[int, ...]] = {"gate.weight": (experts, h), BIAS: (experts,)}
+    if config.latent_size is not None:
+        shapes["routed_expert_down_proj.weight"] = (config.latent_size, h)
+        shapes["routed_expert_up_proj.weight"] = (h, config.latent_size)
+        if config.latent_norm:
+            shapes["routed_expert_norm.weight"] = (config.latent_size,)
+    for expert in range(experts):
+        for name in ("w1", "w3", "w2"):
+            wide = (config.expert_width, config.expert_input_size)
+            shapes[f"experts.{expert}.{name}.weight"] = wide[::-1] if name == "w2" else wide
+    if config.shared_width:
+        shapes["shared_experts.gate_proj.weight"] = (config.shared_width, h)
+        shapes["shared_experts.up_proj.weight"] = (config.shared_width, h)
+        shapes["shared_experts.down_proj.weight"] = (h, config.shared_width)
+    return shapes
+
+
+def split_dim(name: str) -> int:
+    """The dimension along which ranks split a tensor: columns of the last projection of an MLP, rows elsewhere."""
+    return 1 if name.endswith(("w2.weight", "shared_experts.down_proj.weight")) else 0
+
+
+def shard(weights: Mapping[str, torch.Tensor], name: str, index: int, count: int) -> torch.Tensor:
+    """Piece `index` of `count` of a tensor along `split_dim`, without keeping the whole alive.
+
+    Raises InputError when the tensor is missing or does not split evenly.
+    """
+    take = getattr(weights, "shard", None)
+    if take is not None and count > 1:
+        return take(name, index, count)
+    if name not in weights:
+        raise InputError(f"the state dict lacks {name}")
+    return slice_of(weights[name], name, index, count)
+
+
+def slice_of(whole, name: str, index: int, count: int) -> torch.Tensor:
+    """As `shard`, from a tensor or a safetensors slice of it."""
+    start, stop = bounds(name, tuple(_shape(whole)), index, count)
+    piece = whole[start:stop] if split_dim(name) == 0 else whole[:, start:stop]
+    return piece.clone(memory_format=torch.contiguous_format) if count > 1 else piece
+
+
+def bounds(name: str, shape: tuple[int, ...], index: int, count: int) -> tuple[int, int]:
+    """First and one past the last row (or column) of piece `index` of `count`."""
+    size = shape[split_dim(name)]
+    if size % count:
+        raise InputError(f"{count} ranks do not divide {name} of size {size}")
+    width = size // count
+    return index * width, (index + 1) * width
+
+
+def _shape(whole) -> tuple[int, ...]:
+    return tuple(whole.get_shape() if hasattr(whole, "get_shape") else whole.shape)
+
+
+class SeededWeights(Mapping[str, torch.Tensor]):
+    """Random weights scaled as a trained layer's: normal with variance 1/fan-in, norm weights near 1.
+
+    The same seed gives the same values on every rank and for every tp. Tensors are made when they are asked for,
+    a rank's shard without the rest. They are drawn in fp32 and rounded to `dtype`; the router's correction bias
+    stays fp32.
+    """
+
+    def __init__(self, config: LatentMoEConfig, seed: int = 0, dtype: torch.dtype = torch.float32):
+        self.shapes, self.seed, self.dtype = tensor_shapes(config), seed, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The whole tensor."""
+        return self._blocks(name, 0, self._count(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def shard(self, name: str, index: int, count: int) -> torch.Tensor:
+        """Piece `index` of `count`: only its blocks are drawn when the blocks split evenly."""
+        if name not in self.shapes:
+            raise InputError(f"the state dict lacks {name}")
+        bounds(name, self.shapes[name], index, count)
+        blocks = self._count(name)
+        if blocks % count:
+            return slice_of(self[name], name, index, count)
+        each = blocks // count
+        return self._blocks(name, index * each, (index + 1) * each)
+
+    def _count(self, name: str) -> int:
+        return math.gcd(self.shapes[name][split_dim(name)], _BLOCKS)
+
+    def _blocks(self, name: str, first: int, last: int) -> torch.Tensor:
+        dim, shape = split_dim(name), list(self.shapes[name])
+        shape[dim] //= self._count(name)
+        drawn = [self._draw(name, block, shape) for block in range(first, last)]
+        whole = drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim)
+        return whole if name == BIAS else whole.to(self.dtype)
+
+    def _draw(self, name: str, block: int, shape: list[int]) -> torch.Tensor:
+        digest = hashlib.blake2b(f"{self.seed}/{name}/{block}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            return noise.mul_(0.1) if name == BIAS else noise.mul_(0.1).add_(1.0)
+        return noise.mul_(self.shapes[name][1] ** -0.5)

@@ -1,0 +1,88 @@
+"""The change: a runner that shards the tail over the tensor-parallel ranks wherever the layer allows it.
+
+T tokens, H hidden, L latent, tp ranks.
+"""
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+
+from latent_moe.config import LatentMoEConfig
+from latent_moe.errors import InputError
+from latent_moe.platform import describe
+from latent_moe.runner.auto import pick
+from latent_moe.runner.base import Decision, MoERunner
+from latent_moe.runner.eligibility import refusal
+from latent_moe.tails import TAILS
+from latent_moe.tails.basic import ACCUMULATE
+
+_platform = cache(describe)
+
+
+class ROCmLatentMoERunner(MoERunner):
+    """Ends the layer with `tail` (a name in TAILS, or "auto"); with the replicated tail where that cannot run.
+
+    `accumulate` says how `column_parallel` adds into the shared slice: the GEMM's "epilogue", or "add".
+    `last` holds the latest decision with its reason. Raises InputError for an unknown tail or accumulate.
+    """
+
+    def __init__(
+        self, *args: Any, tail: str = "column_parallel", accumulate: str = "epilogue", **kwargs: Any
+    ):
+        super().__init__(*args, **kwargs)
+        _check(tail)
+        if accumulate not in ACCUMULATE:
+            raise InputError(f"accumulate {accumulate!r} is none of {', '.join(ACCUMULATE)}")
+        self.tail, self.accumulate = tail, accumulate
+        self.last = Decision(tail, tail)
+
+    @classmethod
+    def rows_needed(cls, config: LatentMoEConfig, tp_size: int, **runner_args: Any) -> str:
+        """A rank keeps only its own rows when its one tail needs no others and nothing refuses that tail."""
+        tail = runner_args.get("tail", "column_parallel")
+        _check(tail)
+        if tail == "auto" or TAILS[tail].rows == "all":
+            return "all"
+        reduced = runner_args.get("output_is_reduced", False)
+        refused = refusal(TAILS[tail], config, tp_size, output_is_reduced=reduced)
+        return "all" if refused else "own"
+
+    def decide(self, tokens: int, tail: str | None = None) -> Decision:
+        """Which tail ends a step of `tokens` tokens; `tail` overrides the runner's own choice."""
+        asked = tail or self.tail
+        _check(asked)
+        name, note = asked, None
+        if asked == "auto":
+            name, note = pick(tokens, self.config, self.tp, _platform())
+        refused = refusal(
+            TAILS[name],
+            self.config,
+            self.tp.size,
+            has_up_projection=self.routed_output_transform is not None,
+            output_is_reduced=self.output_is_reduced,
+            tokens=tokens,
+        )
+        return Decision("replicated" if refused else name, asked, refused, note)
+
+    def finish(self, routed, shared, tail: str | None = None) -> torch.Tensor:
+        """The tail: partials -> out [T, H]. May overwrite both."""
+        self.last = self.decide(routed.shape[0], tail)
+        if self.last.tail == "replicated":
+            return self.replicated_tail(routed, shared)
+        chosen = TAILS[self.last.tail]
+        transform = self.routed_output_transform
+        weight = transform.rows(chosen.rows)  # [H, L] or [H/tp, L]
+        return chosen.function(
+            routed, shared, weight, transform.norm, self.tp, **self._options(chosen.function)
+        )
+
+    def _options(self, function) -> dict[str, Any]:
+        takes = inspect.signature(function).parameters
+        return {"accumulate": self.accumulate} if "accumulate" in takes else {}
+
+
+def _check(tail: str) -> None:
+    if tail != "auto" and tail not in TAILS:
+        raise InputError(f"unknown tail {tail!r} (there are: {', '.join(TAILS)}, auto)")
