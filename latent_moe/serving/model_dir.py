@@ -1,0 +1,138 @@
+"""A model folder that vLLM can serve without any download: config.json and a small tokenizer, no weights.
+
+The tokenizer has one word per token id, so that a prompt of N random token ids, decoded and encoded again, is N tokens
+again: the benchmark client asks for exact prompt lengths.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from latent_moe.errors import InputError
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+# Every preset has K3's structure: latent experts with a norm, shared experts, attention without positions.
+MODELS: dict[str, dict[str, Any]] = {
+    # Sized so that a first token's time shows the up-projection on two CPU cores.
+    "cpu": {
+        "hidden_size": 2048,
+        "routed_expert_hidden_size": 1536,
+        "num_hidden_layers": 6,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 512,
+        "num_shared_experts": 1,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+    },
+    # Kimi-K3's dimensions with few experts and layers: what one or two GPUs of 140 GB hold and start quickly.
+    "k3_slice": {
+        "hidden_size": 7168,
+        "routed_expert_hidden_size": 3584,
+        "num_hidden_layers": 6,
+        "num_experts": 16,
+        "num_experts_per_token": 4,
+        "moe_intermediate_size": 3072,
+        "num_shared_experts": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 32768,
+        "max_position_embeddings": 16384,
+    },
+    # The same for eight GPUs: as many layers as Kimi-K3 has, and experts that fit in bf16.
+    "k3_eight": {
+        "hidden_size": 7168,
+        "routed_expert_hidden_size": 3584,
+        "num_hidden_layers": 92,
+        "num_experts": 64,
+        "num_experts_per_token": 16,
+        "moe_intermediate_size": 3072,
+        "num_shared_experts": 2,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 163840,
+        "max_position_embeddings": 16384,
+    },
+    # For tests: everything there, nothing large.
+    "tiny": {
+        "hidden_size": 128,
+        "routed_expert_hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 64,
+        "num_shared_experts": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 256,
+        "max_position_embeddings": 1024,
+    },
+}
+
+
+def model_config(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """config.json of the model called `name`, with some fields changed. Raises InputError for what is not known."""
+    if name not in MODELS:
+        raise InputError(f"unknown model {name!r} (there are: {', '.join(MODELS)})")
+    unknown = sorted(set(changes or {}) - {*MODELS[name], "latent_moe_use_norm", "head_dim", "hidden_act"})
+    if unknown:
+        raise InputError(f"model {name}: no field {unknown[0]!r} to change")
+    return {**_common(), **MODELS[name], **(changes or {})}
+
+
+def _common() -> dict[str, Any]:
+    return {
+        "architectures": ["LatentMoEForCausalLM"],
+        "model_type": "latent_moe",
+        "latent_moe_use_norm": True,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "routed_scaling_factor": 1.0,
+        "first_k_dense_replace": 0,
+        "dtype": "bfloat16",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def write_model(folder: str | Path, config: dict[str, Any]) -> Path:
+    """Write config.json and the tokenizer into `folder`; returns it."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer(folder, config["vocab_size"])
+    return folder
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a tokenizer of `vocab_size` words w4, w5, ... after the special tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    words = [*SPECIAL, *(f"w{index}" for index in range(len(SPECIAL), vocab_size))]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def fingerprint(config: dict[str, Any]) -> str:
+    """A short name for this config: results of different models must not meet in one comparison."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
