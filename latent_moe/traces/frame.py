@@ -3,12 +3,13 @@
 import numpy as np
 import pandas as pd
 
-from latent_moe.traces.table import NUMBER_COLUMNS, PUBLIC_COLUMNS, TIME_COLUMNS, Coded, Kernels
+from latent_moe.traces.table import PUBLIC_COLUMNS, TIME_COLUMNS, Coded, Kernels
 
 
 def to_frame(kernels: Kernels) -> pd.DataFrame:
     """[n, 18] with the public columns: text as categories, times and numbers as nullable Int64."""
     untimed = ~np.asarray(kernels["timed"])
+    absent_times = dict.fromkeys(("start_ns", "end_ns"), untimed | kernels["averaged"]) | {"dur_ns": untimed}
     columns = {}
     for name in PUBLIC_COLUMNS:
         column = kernels[name]
@@ -17,6 +18,6 @@ def to_frame(kernels: Kernels) -> pd.DataFrame:
                 column.codes, categories=pd.Index(column.values, dtype=object)
             )
         else:
-            absent = untimed if name in TIME_COLUMNS else column < 0 if name in NUMBER_COLUMNS else None
+            absent = absent_times[name] if name in TIME_COLUMNS else column < 0
             columns[name] = pd.arrays.IntegerArray(np.array(column, dtype=np.int64), np.array(absent))
     return pd.DataFrame(columns, columns=list(PUBLIC_COLUMNS))

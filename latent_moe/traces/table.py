@@ -32,12 +32,21 @@ PUBLIC_COLUMNS = (
 MISSING = {
     **dict.fromkeys(NUMBER_COLUMNS, -1),
     **dict.fromkeys(TIME_COLUMNS, 0),
-    **{"correlation": 0, "parent": 0, "thread": -1, "launch_ns": -1, "timed": False, "flagged": False},
+    **{
+        "correlation": 0,
+        "parent": 0,
+        "thread": -1,
+        "launch_ns": -1,
+        "timed": False,
+        "flagged": False,
+        "averaged": False,
+    },
 }
 KERNEL_COLUMNS = (
     *PUBLIC_COLUMNS,
     "timed",
     "flagged",
+    "averaged",
     "correlation",
     "parent",
     "thread",
