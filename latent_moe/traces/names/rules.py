@@ -1,0 +1,283 @@
+"""The table of kernel names: (pattern, kind, library), tried from top to bottom.
+
+Patterns are regular expressions searched for in the name's plain spelling (`spelling.plain`): one rule reads
+`void at::native::reduce_kernel<...>` and `_ZN2at6native13reduce_kernelI...` alike. `~` stands for further parts of a
+nested name, inside which nothing of a template's arguments is seen. Two rules may look the same and differ in order only:
+what is more special stands above. Names are those that ROCm's, NVIDIA's and PyTorch's libraries, vLLM, aiter and
+Triton show in traces.
+"""
+
+KINDS = (
+    "gemm",
+    "collective",
+    "moe",
+    "attention",
+    "norm",
+    "elementwise",
+    "reduction",
+    "copy",
+    "other",
+    "unknown",
+)
+LIBRARIES = (
+    *("hipblaslt", "rocblas", "tensile", "ck", "aiter", "flydsl", "triton", "cublas", "cutlass", "cudnn"),
+    *("rccl", "nccl", "gloo", "vllm", "pytorch", "rocprim", "cub", "rocclr", "cuda", "flash_attn", "unknown"),
+)
+
+# Collectives stand first: "reduce" and "gather" in their names mean something else below.
+COLLECTIVES = (
+    # RCCL keeps NCCL's names; only its generic kernels (numbered by unroll factor) tell the two apart.
+    (r"ncclDevKernel(?:Debug)?_Generic_\d|rcclKernel", "collective", "rccl"),
+    (r"nccl(?:Dev)?Kernel", "collective", "nccl"),
+    (r"mscclKernel|mscclpp", "collective", "rccl"),
+    (r"\bgloo:", "collective", "gloo"),
+    (r"aiter::~(?:cross_device_reduce|all_?reduce|reduce_scatter|all_?gather)", "collective", "aiter"),
+    (
+        r"allreduce_fusion_kernel|local_device_load_rmsnorm|cross_device_reduce_\w+?_write_mode",
+        "collective",
+        "aiter",
+    ),
+    (r"quickreduce|(?:oneshot|twoshot)_all_?reduce|allreduce_prototype", "collective", "vllm"),
+    (r"vllm::~(?:cross_device_reduce|all_?reduce)", "collective", "vllm"),
+    (r"multimem_(?:all_?reduce|one_shot|all_?gather)|(?:one|two)_shot_all_reduce", "collective", "pytorch"),
+    (
+        r"cross_device_reduce_|custom_all_?reduce|userbuffers|nvshmem\w*(?:reduce|gather)",
+        "collective",
+        "unknown",
+    ),
+    (r"trtllm_?allreduce", "collective", "unknown"),
+    (r"_all_?reduce_kernel|_all_?gather_kernel|_reduce_?scatter_kernel", "collective", "triton"),
+)
+
+MOE = (
+    (
+        r"fmoe|moe_ck2stages|aiter::~(?:moe|topk_softmax|topk_gating|grouped_topk|biased_grouped)",
+        "moe",
+        "aiter",
+    ),
+    (r"flydsl\w*moe|moe\w*flydsl|mfma_moe[12]", "moe", "flydsl"),
+    (
+        r"ck(?:_tile)?::.*?(?:[Mm]oe|[Ff]usedMoe)|kernel_moe_(?:mxgemm|gemm)|[Mm]oeSorting|MoeFlatmm",
+        "moe",
+        "ck",
+    ),
+    (r"vllm::~(?:moe|topkGating|topkGatingSoftmax|grouped_topk)|moe_align_block_size", "moe", "vllm"),
+    (r"moe_sum_kernel|count_and_sort_expert_tokens|shuffleInputRows|topkGating", "moe", "vllm"),
+    (
+        r"fused_moe_kernel|_matmul_ogs|_p_matmul_ogs|_topk_forward|_combined_routing|_sum_bitmatrix",
+        "moe",
+        "triton",
+    ),
+    (
+        r"_finalize_matmul_scatter|_moe_gemm|moe_gemm_a\w+|_expert_|write_zeros_to_output|_routing_",
+        "moe",
+        "triton",
+    ),
+    (r"[Mm]ixtureOfExperts|cutlass~[Mm]oe|moe::dev::|finalizeMoeRouting", "moe", "cutlass"),
+)
+
+ATTENTION = (
+    (
+        r"aiter::~(?:fmha|mla|pa_|paged_att|flash|reshape_and_cache|concat_and_cache|rope|rotary)",
+        "attention",
+        "aiter",
+    ),
+    (r"ck(?:_tile)?::.*?(?:[Ff]mha|[Aa]ttention)|FmhaFwd|FmhaBwd", "attention", "ck"),
+    (
+        r"vllm::~(?:paged_attention|reshape_and_cache|concat_and_cache|rotary|merge_attn|cp_gather)",
+        "attention",
+        "vllm",
+    ),
+    (r"paged_attention_ll4mi|merge_attn_states|reshape_and_cache", "attention", "vllm"),
+    (r"flash::|flash_fwd|flash_bwd|FlashAttn|flash_attn|FlashMLA|mla_decode", "attention", "flash_attn"),
+    (
+        r"(?:pytorch|cutlass)?_?fmha_cutlass|fmha\w*[Ss]m\d+|AttentionKernel|attention_kernel_batched",
+        "attention",
+        "cutlass",
+    ),
+    (
+        r"kernel_unified_attention|_fwd_kernel|_attn_fwd|_attn_bwd|_fwd_grouped_kernel|reduce_segments",
+        "attention",
+        "triton",
+    ),
+    (
+        r"_decode_att|_mla_|chunk_(?:gated_)?delta|fused_recurrent|_kda_|chunk_kda",
+        "attention",
+        "triton",
+    ),
+    (r"^(?:void )?(?:attn_fwd|attn_bwd|bwd_kernel_\w+|bwd_preprocess\w*)", "attention", "triton"),
+    (
+        r"fmha|flash_?att|paged_?att|rotary_embedding|\brope_|aten::\w*scaled_dot_product\w*",
+        "attention",
+        "unknown",
+    ),
+)
+
+NORM = (
+    (r"aiter::~(?:[Rr]ms_?[Nn]orm|[Ll]ayer_?[Nn]orm|add_rmsnorm)", "norm", "aiter"),
+    (r"ck(?:_tile)?::.*?(?:Rmsnorm|Layernorm|RmsNorm|LayerNorm|[Nn]ormalization)", "norm", "ck"),
+    (r"vllm::~(?:rms_norm|layernorm|fused_add_rms)", "norm", "vllm"),
+    (
+        r"^at::native::~(?:layer_norm|LayerNorm|rms_norm|RmsNorm|RMSNorm|batch_norm|GroupNorm)",
+        "norm",
+        "pytorch",
+    ),
+    (
+        r"^at::native::~(?:RowwiseMoments|cuCompute(?:Part)?GradGammaBeta|GammaBeta|vectorized_layer)",
+        "norm",
+        "pytorch",
+    ),
+    (r"aten::(?:_fused_rms_norm|rms_norm|native_layer_norm|layer_norm)\b", "norm", "pytorch"),
+    (
+        r"triton_\w*(?:rms_?norm|layer_?norm)|_rms_?norm\w*_kernel|_layer_norm_fwd|fused_rms_\w+|_norm_kernel",
+        "norm",
+        "triton",
+    ),
+)
+
+# The prologue and epilogue kernels of a GEMM (split-K sums, beta) are that GEMM's time.
+GEMM = (
+    (r"Cijk_\w*?(?:UserArgs|_Bias|_SAV|PostGSU|_HA_)|Cijk_\w*?_LDSB\d_AFC", "gemm", "hipblaslt"),
+    (r"Cijk_\w*?(?:_S[EN]_K1|_S[EN]_1LDSB|_APM\d_ABV|MI\d+x\d+x\d+x\d+)", "gemm", "rocblas"),
+    (r"Cijk_", "gemm", "tensile"),
+    (r"rocblas_?(?:\w*?)(?:gemv|gemm|dot_kernel|gemvt|gemvn)", "gemm", "rocblas"),
+    (r"hipblaslt|_hipBLASLt|SplitK_PostGSU", "gemm", "hipblaslt"),
+    (r"flydsl\w*|hgemm_\w*flydsl", "gemm", "flydsl"),
+    (
+        r"aiter::~(?:gemm|a8w8|a4w4|f4gemm|flatmm)|(?:bf16|f4|fp8|i8)gemm_\w+|wv_splitk_\w+",
+        "gemm",
+        "aiter",
+    ),
+    (
+        r"gemm_xdl|[Gg]emm_?[Xx]dl|kernel_gemm|kernel_batched_gemm|ck(?:_tile)?::.*?[Gg]emm|flatmm",
+        "gemm",
+        "ck",
+    ),
+    (r"wvSplitK|LLGemm|LLMM1|gptq_gemm|awq_gemm|[Mm]arlin|vllm::~gemm|scaled_mm_kernel", "gemm", "vllm"),
+    (
+        r"nvjet_|sm\d+_xmma_gemm|cublas|gemv2[TN]_kernel|gemvNSP|gemv_kernel|gemvx|splitKreduce_kernel",
+        "gemm",
+        "cublas",
+    ),
+    (r"(?:volta|turing|ampere|hopper|maxwell)_\w*gemm|dot_kernel<|magma_\w*gemm", "gemm", "cublas"),
+    (
+        r"cutlass.*?(?:[Gg]emm|tensorop)|cutlass_\d+_\w+|GemmUniversal|deep_gemm",
+        "gemm",
+        "cutlass",
+    ),
+    (r"latent_moe_\w*(?:project|gemm|norm_project|accumulate)\w*", "gemm", "triton"),
+    (
+        r"triton_(?:tem|mm)_\w+|_gemm_a\w+|_?matmul_kernel|_gemm_kernel|batched_gemm_\w*kernel|_w8a8_\w*gemm",
+        "gemm",
+        "triton",
+    ),
+    (r"mul_mat_(?:vec_)?[qf]\b|mul_mat_", "gemm", "unknown"),
+    (
+        r"aten::(?:mm|addmm_?|_addmm_activation|bmm|baddbmm_?|mv|addmv_?|dot|_scaled_mm|_int_mm|mkldnn_linear)\b",
+        "gemm",
+        "pytorch",
+    ),
+    (r"aten::(?:_grouped_mm|_scaled_grouped_mm)\b", "moe", "pytorch"),
+    (r"\bmkldnn::|onednn|brgemm", "gemm", "pytorch"),
+)
+
+COPIES = (
+    (r"__amd_rocclr_(?:copy|fill|init|stream|batch|gws)\w*", "copy", "rocclr"),
+    (r"^Mem(?:cpy|set)|MEMORY_COPY|CopyHostTo|CopyDeviceTo|hipMemcpy|cudaMemcpy", "copy", "cuda"),
+    (r"^at::native::~(?:CatArrayBatchedCopy|index_copy|FillFunctor)", "copy", "pytorch"),
+    (
+        r"(?:direct|bfloat16|float8|bfloat16tofloat32|float16|half)\w*_copy_kernel|FillFunctor|LoadWithCast\w*Copy",
+        "copy",
+        "pytorch",
+    ),
+    (r"triton_\w*fused\w*?(?:_to_copy|_clone|_cat|_copy_?)_\d+$", "copy", "triton"),
+    (r"aten::(?:copy_|fill_|zero_|cat|clone|_to_copy|_cat|index_copy_?)$", "copy", "pytorch"),
+    (r"concat_cont|cpy_f|k_cpy", "copy", "unknown"),
+)
+
+REDUCTIONS = (
+    (
+        r"^at::native::~(?:reduce_kernel|softmax|SoftMax|cunn_Soft|sum_and_scatter|lpnorm_cleanup|LpNormFunctor|tensor_kernel_scan|argmax|topk|gatherTopK|mbtopk|radixFindKth)",
+        "reduction",
+        "pytorch",
+    ),
+    (r"multi_tensor_apply_kernel(?:.*?)LpNormFunctor", "reduction", "pytorch"),
+    (r"triton_(?:red|per)_\w+", "reduction", "triton"),
+    (
+        r"aten::(?:sum|mean|amax|amin|max|min|argmax|topk|_softmax|softmax|_log_softmax|cumsum|norm|linalg_vector_norm|var|std|all|any)$",
+        "reduction",
+        "pytorch",
+    ),
+    (r"(?:rocprim|hipcub|cub)::~(?:[Rr]educe)", "reduction", "rocprim"),
+)
+
+ELEMENTWISE = (
+    (r"vllm::~(?:act_and_mul|silu|gelu|swigluoai|scaled_\w*quant|quant|convert_fp8)", "elementwise", "vllm"),
+    (r"aiter::~(?:act_and_mul|scaled_act|silu|quant|smooth|add_|mul_|binary)", "elementwise", "aiter"),
+    (r"(?:vectorized|unrolled|vectorized_templated|legacy)?_?elementwise_kernel", "elementwise", "pytorch"),
+    (
+        r"multi_tensor_apply_kernel|fused_dropout_kernel|masked_scale_kernel|CUDAFunctor|distribution_elementwise",
+        "elementwise",
+        "pytorch",
+    ),
+    (r"triton_poi_\w+", "elementwise", "triton"),
+    (r"act_and_mul_kernel|silu_and_mul|situ_and_mul|_swiglu\w*", "elementwise", "unknown"),
+    (
+        r"aten::(?:add|sub|mul|div|pow|sqrt|rsqrt|tanh|sigmoid|silu|gelu|relu|exp|log|neg|abs|clamp|where|addcmul|lerp|maximum|minimum|reciprocal|square|masked_fill|normal|uniform|bernoulli|eq|ne|lt|gt|le|ge|floor|round|logical_not|bitwise_and|sin|cos)_?$",
+        "elementwise",
+        "pytorch",
+    ),
+    (r"ck(?:_tile)?::.*?[Ee]lementwise", "elementwise", "ck"),
+    (r"unary_(?:gated_)?op_kernel|k_bin_bcast|scale_f32|quantize_q8", "elementwise", "unknown"),
+)
+
+# What the word alone says, when no library's own spelling was found above.
+WORDS = (
+    (r"moe|_permute_kernel|_unpermute_kernel", "moe", "unknown"),
+    (
+        r"fmha|flash_?att|paged_?att|rotary_embedding|\brope_|gated_delta|scaled_dot_product",
+        "attention",
+        "unknown",
+    ),
+    (r"[Rr][Mm][Ss]_?[Nn]orm|[Ll]ayer_?[Nn]orm|l2_norm", "norm", "unknown"),
+)
+
+# Known, and none of the kinds above: indexing, sorting, random numbers, host views.
+OTHER = (
+    (
+        r"^at::native::~(?:gather|scatter|index|embedding|compute_grad_weight|krn_partial|compute_num_of_partial|arange|sort|triu|tril|nonzero|upsample|conv)",
+        "other",
+        "pytorch",
+    ),
+    (r"rocprim::", "other", "rocprim"),
+    (r"\bcub::|DeviceRadixSort|DeviceScan", "other", "cub"),
+    (r"\bcudnn|miopen", "other", "cudnn"),
+    (r"vllm::", "other", "vllm"),
+    (r"aiter::", "other", "aiter"),
+    (r"aten::|c10d::", "other", "pytorch"),
+    (r"k_get_rows|ssm_conv", "other", "unknown"),
+)
+
+# A library's namespace without a kernel that any rule knows: the library is certain, the kind is not.
+NAMESPACES = (
+    (r"at::native::|at::cuda::|c10::", "unknown", "pytorch"),
+    (r"ck_tile::|\bck::", "unknown", "ck"),
+    (r"cutlass", "unknown", "cutlass"),
+    (r"^triton_", "unknown", "triton"),
+    (r"rocblas_", "unknown", "rocblas"),
+)
+
+RULES = (
+    *COLLECTIVES,
+    *GEMM[:3],
+    *MOE,
+    *ATTENTION,
+    *NORM,
+    *GEMM[3:],
+    *COPIES,
+    *REDUCTIONS,
+    *ELEMENTWISE,
+    *WORDS,
+    *OTHER,
+    *NAMESPACES,
+)
