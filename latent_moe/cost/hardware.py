@@ -23,6 +23,7 @@ class Hardware:
     `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
     one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
     `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
+    `kernel_error` is the relative error of an elementwise kernel's time, None where nothing says it.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Hardware:
     collective_latency_us: float
     collective_efficiency: float
     in_model_ratio: float = 1.0
+    kernel_error: float | None = None
     tile_n: float = 1
     tile_from_m: float = 2048
     gemm_times: str | None = None
@@ -100,7 +102,7 @@ def _build(key: str, rows: Constants) -> Hardware:
     figures = {figure: rows[f"{key}.{figure}"].value for figure in FIGURES}
     for figure, value in figures.items():
         _check_positive(figure, value)
-    optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key}
+    optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key, "kernel_error": key}
     given = {name: rows[f"{of}.{name}"].value for name, of in optional.items() if f"{of}.{name}" in rows}
     kinds = {figure: rows[f"{key}.{figure}"].kind for figure in FIGURES}
     return Hardware(key, ARCHITECTURE[key], **figures, **given, gemm_times=GEMM_TIMES.get(key), kinds=kinds)

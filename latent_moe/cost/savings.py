@@ -1,13 +1,16 @@
 """What a layer saves when one tail replaces another, from the cost model or from a recording."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.cost.hardware import Hardware
+from latent_moe.cost.interpolate import leave_one_out_error
+from latent_moe.cost.recordings import Line, lines
 from latent_moe.cost.tail import tail_cost
 from latent_moe.cost.terms import Cost, least_known
+from latent_moe.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,44 @@ def modelled(
 
 
 def _error_us(before: Cost, after: Cost) -> float | None:
-    known = [term.us * term.fit_error for term in (*before.terms, *after.terms) if term.fit_error is not None]
+    # A term that both tails have alike takes no part in the difference, and neither does its error.
+    apart = set(before.terms) ^ set(after.terms)
+    known = [term.us * term.fit_error for term in apart if term.fit_error is not None]
     return math.hypot(*known) if known else None
 
 
 def constant(prefill_us: float, decode_us: float, kind: str = "measured") -> Savings:
     """The same two savings at every T: what anchoring on one concurrency gives."""
     return lambda tokens, decode: Saving(decode_us if decode else prefill_us, None, kind)
+
+
+def recorded(rows: Iterable[Mapping], tp: int, baseline: str, candidate: str) -> Savings:
+    """What the recording says a layer saves. Decode steps read graph rows, prefill steps eager rows, where both are.
+
+    Raises InputError when the recording has no rows of both tails at this tp.
+    """
+    rows = [row for row in rows if row.get("tp") == tp]
+
+    def saving(tokens: int, decode: bool) -> Saving:
+        before, after = _pair(rows, tokens, "graph" if decode else "eager", (baseline, candidate))
+        us = before.at(tokens) - after.at(tokens)
+        errors = [line.at(tokens) * (leave_one_out_error(line.points) or 0) for line in (before, after)]
+        exact = tokens in before.points and tokens in after.points
+        kind = least_known((before.kind(tokens), after.kind(tokens)))
+        return Saving(us, 0.0 if exact else math.hypot(*errors), kind)
+
+    return saving
+
+
+def _pair(rows: list[Mapping], tokens: int, mode: str, tails: tuple[str, str]) -> tuple[Line, Line]:
+    other = "eager" if mode == "graph" else "graph"
+    for chosen in (mode, other):
+        by_tail = {key[0]: line for key, line in lines(rows, chosen).items()}
+        if all(tail in by_tail for tail in tails) and _reaches(by_tail[tails[0]], tokens, chosen == other):
+            return by_tail[tails[0]], by_tail[tails[1]]
+    raise InputError(f"the recording lacks {' or '.join(tails)} near {tokens} tokens at this tp")
+
+
+def _reaches(line: Line, tokens: int, last_resort: bool) -> bool:
+    # A decode size that only the other mode has is better read there than stretched far beyond this mode's points.
+    return last_resort or min(line.points) / 2 <= tokens <= 2 * max(line.points)

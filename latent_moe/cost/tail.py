@@ -13,6 +13,7 @@ from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.cost import collectives
 from latent_moe.cost.gemm import BYTES, gemm
 from latent_moe.cost.hardware import Hardware
+from latent_moe.cost.recordings import lines
 from latent_moe.cost.terms import Cost, Term
 from latent_moe.errors import InputError
 
@@ -32,7 +33,8 @@ class Case:
 
     def kernel(self, name: str, elements: float) -> Term:
         """An elementwise kernel that moves `elements` bf16 numbers."""
-        return Term(name, self.hardware.kernel_us + self.hardware.stream_us(elements * BYTES))
+        us = self.hardware.kernel_us + self.hardware.stream_us(elements * BYTES)
+        return Term(name, us, fit_error=self.hardware.kernel_error)
 
     def norm(self, tokens: int) -> Term:
         """RMSNorm of [tokens, L]: read and write."""
@@ -232,8 +234,6 @@ def measured_best(rows: Iterable[Mapping], tokens: int, mode: str | None = None)
     `rows` have tail, tokens and median_us (and mode: graph or eager, kept apart when `mode` is given). Only tails
     of design section 3 count. Raises InputError when no row can answer.
     """
-    from latent_moe.cost.recordings import lines
-
     times = {key[0]: line for key, line in lines(rows, mode).items() if key[0] in _TAILS}
     if not times:
         raise InputError(f"the recording has no tail to choose from at {tokens} tokens")

@@ -1,0 +1,41 @@
+"""latent-moe predict: the candidate rows of a throughput table from its baseline rows and the cost model."""
+
+from argparse import ArgumentParser, Namespace
+
+HELP = "Predict the change from published kernels and the cost model; set it beside what was published."
+PUBLISHED = "mi355x_pr51253"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Options of the verb; what is left out comes from the manifest beside the table."""
+    parser.add_argument("--hardware", metavar="NAME", help="machine of the table (default: the manifest's)")
+    parser.add_argument(
+        "--table", metavar="CSV", help=f"published-format table (default: profiles/{PUBLISHED})"
+    )
+    parser.add_argument(
+        "--anchor", type=int, metavar="CONC", help="fix the two savings on this concurrency's pair"
+    )
+    parser.add_argument("--tails", metavar="RECORDING", help="take the savings from this recording of tails")
+    parser.add_argument("--tp", type=int, help="tensor-parallel ranks")
+    parser.add_argument("--layers", type=int, help="MoE layers")
+    parser.add_argument("--budget", type=int, metavar="TOKENS", help="tokens a step (max_num_batched_tokens)")
+    parser.add_argument("--preset", help="layer sizes: tiny, demo, kimi-k3")
+    parser.add_argument("--baseline", metavar="NAME", help="configuration of the baseline rows")
+    parser.add_argument("--candidate", metavar="NAME", help="configuration of the candidate rows")
+    parser.add_argument("--constants", metavar="CSV", help="other constants than the package's")
+
+
+def run(args: Namespace) -> int:
+    """Predict, print, exit 0; InputError says what cannot be used."""
+    from latent_moe.cli.output import emit
+    from latent_moe.cost import report
+
+    answer = report.predict(vars(args) | {"table": args.table or _published()})
+    emit(args, answer, report.text(answer))
+    return 0
+
+
+def _published() -> str:
+    from latent_moe.profiles import profile_path
+
+    return str(profile_path(PUBLISHED))

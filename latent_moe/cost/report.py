@@ -1,0 +1,138 @@
+"""One question of `latent-moe predict` answered: options and manifest in, a plain dict out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latent_moe import config as configs
+from latent_moe import profiles
+from latent_moe.cost import constants, hardware, recordings, savings, table
+from latent_moe.cost.predict import SCORED, Predicted, Prediction, Setup, predict_table
+from latent_moe.cost.tail import check_case
+from latent_moe.errors import InputError
+
+DEFAULTS = {
+    "tp": 8,
+    "layers": 92,
+    "budget": 16384,
+    "preset": "kimi-k3",
+    "baseline": "main",
+    "candidate": "PR",
+}
+DEFAULTS |= {"hardware": "mi355x"}
+# What the manifest beside a table calls the same things.
+MANIFEST_NAMES = {"moe_layers": "layers", "max_num_batched_tokens": "budget"}
+
+
+def predict(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer for a table. `options`: table, and any of the verb's options (None: from the manifest, else default).
+
+    Raises InputError for an unusable table, unknown hardware, or a tp that does not divide the hidden size.
+    """
+    rows = table.read(options["table"])
+    given = (
+        DEFAULTS
+        | _manifest(options["table"])
+        | {key: value for key, value in options.items() if value is not None}
+    )
+    config = _config(given)
+    setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
+    _check(setup)
+    check_case(1, setup.tp, config)
+    machine = hardware.get(given["hardware"], _constants(given))
+    prediction = predict_table(rows, _savings(given, machine, config), setup, given.get("anchor"))
+    return _answer(prediction, given, machine)
+
+
+def _check(setup: Setup) -> None:
+    for name in ("layers", "budget"):
+        if getattr(setup, name) < 1:
+            raise InputError(f"{name} {getattr(setup, name)} must be at least 1")
+
+
+def _manifest(path: str) -> dict[str, Any]:
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    if not (folder / profiles.MANIFEST).is_file():
+        return {}
+    parameters = profiles.load_manifest(folder).parameters
+    named = {MANIFEST_NAMES.get(key, key): value for key, value in parameters.items()}
+    return {key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")}
+
+
+def _config(given: Mapping[str, Any]) -> configs.LatentMoEConfig:
+    chosen = configs.preset(given["preset"])
+    sizes = given.get("config") or {}
+    return chosen.replace(**sizes) if isinstance(sizes, dict) else chosen
+
+
+def _constants(given: Mapping[str, Any]) -> dict | None:
+    return constants.load(given["constants"]) if given.get("constants") else None
+
+
+def _savings(given: Mapping[str, Any], machine: hardware.Hardware, config) -> savings.Savings:
+    if not given.get("tails"):
+        return savings.modelled(machine, given["tp"], config)
+    rows = recordings.read(given["tails"])
+    return savings.recorded(rows, given["tp"], "replicated", "column_parallel")
+
+
+def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.Hardware) -> dict[str, Any]:
+    return {
+        "rows": [_row(row) for row in prediction.rows],
+        "mae_pp": prediction.mae_pp(),
+        "no_change_pp": prediction.no_change_pp(),
+        "prefill_step_ms": prediction.prefill_step_ms,
+        "hardware": machine.name,
+        "anchor": given.get("anchor"),
+        "savings_from": _source(given),
+        **{name: given[name] for name in ("tp", "layers", "budget")},
+    }
+
+
+def _source(given: Mapping[str, Any]) -> str:
+    if given.get("anchor") is not None:
+        return f"the pair of rows at concurrency {given['anchor']}"
+    return f"recording {given['tails']}" if given.get("tails") else "cost model"
+
+
+def _row(row: Predicted) -> dict[str, Any]:
+    return {
+        "isl": row.row.isl,
+        "osl": row.row.osl,
+        "concurrency": row.row.concurrency,
+        "baseline": row.row.metrics,
+        "predicted": row.metrics,
+        "delta_pct": row.delta_pct,
+        "uncertainty_pp": row.uncertainty_pp,
+        "published_delta_pct": row.published_pct,
+        "error_pp": row.error_pp,
+        "anchor": row.anchor,
+        "kind": row.kind,
+        "saving_us_per_layer": {"prefill_step": row.prefill_us, "decode_step": row.decode_us},
+        "notes": list(row.notes),
+    }
+
+
+def text(answer: Mapping[str, Any]) -> str:
+    """The answer for people: one line a concurrency, predicted change beside the published one."""
+    lines = [f"{answer['hardware']}, tp {answer['tp']}: savings from the {answer['savings_from']}"]
+    lines.append(f"{'conc':>5}" + "".join(f"{name:>30}" for name in SCORED))
+    lines += [
+        f"{row['concurrency']:>5}" + "".join(f"{_cell(row, name):>30}" for name in SCORED)
+        for row in answer["rows"]
+    ]
+    lines.append("mean absolute error, percentage points: " + _errors(answer["mae_pp"]))
+    lines += [f"concurrency {row['concurrency']}: {note}" for row in answer["rows"] for note in row["notes"]]
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    known = (row["published_delta_pct"] or {}).get(name)
+    beside = "" if known is None else f" (published {known:+.2f} %)"
+    return f"{row['delta_pct'][name]:+.2f} %{beside}"
+
+
+def _errors(errors: Mapping[str, float | None]) -> str:
+    return ", ".join(
+        f"{name} {'unknown' if value is None else f'{value:.2f}'}" for name, value in errors.items()
+    )
