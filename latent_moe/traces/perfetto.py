@@ -15,6 +15,7 @@ from latent_moe.traces.table import Kernels, Ranges, constant, encode, number_te
 FORMAT = "Perfetto trace"
 _KERNEL, _MARKER, _API = "kernel_dispatch", "marker_api", "hip_api"
 _BEGIN, _END = 1, 2
+_PACKET = b"\n"
 
 
 class _Sequence:
@@ -30,8 +31,17 @@ class _Sequence:
 
 
 def looks_like(start: bytes) -> bool:
-    """Do these bytes start as a trace of packets does?"""
-    return start[:1] == b"\n" and len(start) > 1
+    """Do these bytes start as a trace of packets does: field 1, a length, and behind it the next packet?"""
+    if start[:1] != _PACKET or len(start) < 2:
+        return False
+    try:
+        body, size = _varint(start, 1)
+    except IndexError:
+        return False
+    behind = start[body + size : body + size + 1]
+    return behind == _PACKET or (
+        not behind and size > 0 and not start.lstrip().startswith((b"{", b"[", b'"'))
+    )
 
 
 def read(path: Path, salvage: bool = False) -> Part:

@@ -27,9 +27,11 @@ def sniff(path: Path) -> Found:
     if start.startswith(SQLITE):
         return _database(path)
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if found := _perfetto(start):
+        return found
     if text[:1] in (b"{", b"["):
         return _json(path, start)
-    return _csv(start) or _perfetto(start) or UNKNOWN
+    return _csv(start) or UNKNOWN
 
 
 def _database(path: Path) -> Found:
