@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from latent_moe.errors import InputError
+from latent_moe.traces.kineto_cpu import cpu_kernels
 from latent_moe.traces.kineto_ops import attach
 from latent_moe.traces.kineto_stream import Event, EventStream
 from latent_moe.traces.part import Calls, Part, ids, launches
@@ -24,7 +25,7 @@ _EXACT_US = (1 << 53) / 1000
 
 
 class Ops(Columns):
-    """PyTorch ops that have input sizes."""
+    """PyTorch ops (cpu_op); `dims` is absent where the profiler recorded no input sizes."""
 
     fields = ("thread", "start_ns", "end_ns", "external", "op", "dims")
 
@@ -50,7 +51,7 @@ class _Collected:
         kernels = [e for e in spans if e.cat in ("kernel", "Kernel")]
         ranges = [e for e in spans if e.cat in _RANGES and _placed(e)]
         calls = [e for e in spans if e.cat in _CALLS and _placed(e)]
-        ops = [e for e in spans if e.cat == "cpu_op" and e.args and len(e.args.dims) > 2 and _placed(e)]
+        ops = [e for e in spans if e.cat == "cpu_op" and _placed(e)]
         for event in (ranges, calls, ops):
             self.pid = self.pid if self.pid is not None or not event else event[0].pid
         self.external.append(ids([_arg(e, "external") for e in kernels], -1))
@@ -117,8 +118,13 @@ def _label(part: Part, stream: EventStream, found: _Collected) -> None:
         part.ranges = Ranges.concatenate(found.ranges)
         part.ranges["process"] = constant(process, len(part.ranges))
         part.ranges["source"] = constant(str(part.path), len(part.ranges))
-    if found.ops:
-        attach(part.kernels, np.concatenate(found.external), Ops.concatenate(found.ops))
+    if not found.ops:
+        return
+    ops = Ops.concatenate(found.ops)
+    if len(part.kernels):
+        attach(part.kernels, np.concatenate(found.external), ops)
+    else:
+        cpu_kernels(part, ops, process)
 
 
 def _rank(part: Part, stream: EventStream) -> int:
@@ -185,6 +191,12 @@ def _texts(events: list[Event], arg: str, field: str, form: str) -> Coded:
     return encode(None if value is None else form.format(value) for value in values)
 
 
+def _dims(event: Event) -> str | None:
+    """An op's input sizes as JSON text without blanks; None for an op that recorded none."""
+    raw = bytes(_arg(event, "dims") or b"").translate(None, b" \t\r\n")
+    return raw.decode("utf-8", "replace") if len(raw) > 2 else None
+
+
 def _size(event: Event, name: str) -> str | None:
     raw = bytes(_arg(event, name) or b"").translate(None, b"[] \t\r\n")
     return raw.decode("utf-8", "replace").replace(",", "x") or None
@@ -222,10 +234,9 @@ def _calls(events: list[Event]) -> Calls:
 
 
 def _ops(events: list[Event]) -> Ops:
-    texts = (bytes(e.args.dims).translate(None, b" \t\r\n").decode("utf-8", "replace") for e in events)
     columns = _host(events) | {
         "external": ids([_arg(e, "external") for e in events], -1),
         "op": encode(e.name for e in events),
-        "dims": encode(texts),
+        "dims": encode(_dims(e) for e in events),
     }
     return Ops(len(events), columns)

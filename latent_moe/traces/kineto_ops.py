@@ -6,8 +6,10 @@ from latent_moe.traces.table import Kernels
 
 
 def attach(kernels: Kernels, external: np.ndarray, ops) -> None:
-    """Fill `op` and `dims` of the kernels from a table of sized ops (thread, start_ns, end_ns, external, op, dims)."""
-    if not len(kernels):
+    """Fill `op` and `dims` of the kernels from a table of ops (thread, start_ns, end_ns, external, op, dims); only
+    those that recorded input sizes are asked."""
+    ops = ops.take(ops["dims"].codes >= 0)
+    if not len(kernels) or not len(ops):
         return
     rows = by_external(external, np.asarray(ops["external"]))
     unknown = rows < 0
