@@ -6,7 +6,7 @@ from typing import Any
 
 from latent_moe import config as configs
 from latent_moe import profiles
-from latent_moe.cost import constants, hardware, recordings, savings, table
+from latent_moe.cost import constants, hardware, recordings, runs, savings, table
 from latent_moe.cost.predict import SCORED, Predicted, Prediction, Setup, predict_table
 from latent_moe.cost.tail import check_case
 from latent_moe.errors import InputError
@@ -29,7 +29,7 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError for an unusable table, unknown hardware, or a tp that does not divide the hidden size.
     """
-    rows = table.read(options["table"])
+    rows = _rows(options["table"])
     given = (
         DEFAULTS
         | _manifest(options["table"])
@@ -44,6 +44,12 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
     return _answer(prediction, given, machine)
 
 
+def _rows(path: str) -> list[table.Row]:
+    folder = Path(path)
+    has_table = not folder.is_dir() or (folder / "table.csv").is_file()
+    return runs.read(path) if not has_table and runs.is_recording(path) else table.read(path)
+
+
 def _check(setup: Setup) -> None:
     for name in ("layers", "budget"):
         if getattr(setup, name) < 1:
@@ -55,6 +61,9 @@ def _manifest(path: str) -> dict[str, Any]:
     if not (folder / profiles.MANIFEST).is_file():
         return {}
     parameters = profiles.load_manifest(folder).parameters
+    if runs.is_recording(folder) and not (folder / "table.csv").is_file():
+        # Rows read from result files are named by their role.
+        parameters = parameters | {"baseline": "baseline", "candidate": "candidate"}
     named = {MANIFEST_NAMES.get(key, key): value for key, value in parameters.items()}
     return {key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")}
 
