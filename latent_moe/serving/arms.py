@@ -14,7 +14,7 @@ def choose_arms(
     (name, None) with a single arm. Raises InputError that names the arms there are where
     a name is unknown or the choice is open.
     """
-    items = [*results.runs, *results.answers, *results.accuracies]
+    items: list[Any] = [*results.runs, *results.answers, *results.accuracies]
     names = list(dict.fromkeys(item.arm or "?" for item in items))
     for asked in (baseline, candidate):
         if asked is not None and asked not in names:

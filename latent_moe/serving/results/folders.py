@@ -39,11 +39,13 @@ def _path_names(paths: list[Path]) -> list[str]:
 
 def _read_folder(top: Path, arm: str | None) -> Results:
     results, skipped = Results(), []
+    known = _companions(top)
     for path in _candidates(top):
         try:
             results.add(read_file(path).named(arm or _name_within(path, top)))
         except NotAResult:
-            skipped.append(path.relative_to(top).as_posix())
+            if path.name not in known:
+                skipped.append(path.relative_to(top).as_posix())
     if not (results.runs or results.accuracies or results.answers):
         raise InputError(f"{top}: no result file in this folder")
     if skipped:
@@ -57,6 +59,11 @@ def _candidates(top: Path) -> list[Path]:
     rooms = [top / room for room in _BENCH_ROOMS] if (top / "runs").is_dir() else [top]
     files = [path for room in rooms for path in sorted(room.rglob("*")) if path.suffix.lower() in _SUFFIXES]
     return [path for path in files if path.is_file() and path.name != profiles.MANIFEST]
+
+
+def _companions(top: Path) -> set[str]:
+    """Files that the folder's manifest explains: those of them that are no results are none by intention."""
+    return set(profiles.load_manifest(top).files) if (top / profiles.MANIFEST).is_file() else set()
 
 
 def _name_within(path: Path, top: Path) -> str:
