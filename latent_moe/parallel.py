@@ -16,6 +16,10 @@ import torch.distributed as dist
 from latent_moe.errors import InputError
 from latent_moe.launch import run_ranks
 
+# torch renamed both; the old names warn where the new ones exist.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 __all__ = ["Collective", "Done", "TensorParallel", "launch"]
 
 
@@ -78,7 +82,7 @@ class TensorParallel:
         if self.size == 1:
             out.copy_(x)
             return Done() if async_op else out
-        handle = dist.reduce_scatter_tensor(out, x.contiguous(), group=self.group, async_op=async_op)
+        handle = _reduce_scatter(out, x.contiguous(), group=self.group, async_op=async_op)
         return handle if async_op else out
 
     def all_gather(self, x: torch.Tensor, out: torch.Tensor | None = None, async_op: bool = False) -> Any:
@@ -88,7 +92,7 @@ class TensorParallel:
         if self.size == 1:
             out.copy_(x)
             return Done() if async_op else out
-        handle = dist.all_gather_into_tensor(out, x.contiguous(), group=self.group, async_op=async_op)
+        handle = _all_gather(out, x.contiguous(), group=self.group, async_op=async_op)
         return handle if async_op else out
 
     def _count(self, kind: str, x: torch.Tensor) -> None:
