@@ -1,0 +1,114 @@
+"""latent-moe predict as a user runs it."""
+
+import json
+
+import pytest
+
+from latent_moe.cli import main
+from latent_moe.cost import constants
+from latent_moe.profiles import profile_path
+
+SCORED = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
+
+
+def _json(capsys, *arguments):
+    assert main(["predict", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def _refused(capsys, *arguments):
+    assert main(["predict", *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_the_published_table_within_the_bounds(capsys):
+    answer = _json(
+        capsys, "--hardware", "mi355x", "--table", str(profile_path("mi355x_pr51253") / "table.csv")
+    )
+    assert [row["concurrency"] for row in answer["rows"]] == [8, 16, 32, 64, 128]
+    bounds = dict(zip(SCORED, (0.5, 3.0, 0.5), strict=True))
+    assert all(answer["mae_pp"][name] <= bounds[name] for name in SCORED)
+    assert answer["prefill_step_ms"] == pytest.approx(710, abs=5)
+    for row in answer["rows"]:
+        for name in SCORED:
+            change = 100 * (row["predicted"][name] / row["baseline"][name] - 1)
+            assert row["delta_pct"][name] == pytest.approx(change)
+            assert row["error_pp"][name] == pytest.approx(change - row["published_delta_pct"][name])
+
+
+def test_anchored_within_the_bounds(capsys):
+    answer = _json(capsys, "--anchor", "8")
+    bounds = dict(zip(SCORED, (0.4, 0.6, 0.4), strict=True))
+    assert all(answer["mae_pp"][name] <= bounds[name] for name in SCORED)
+    assert [row["anchor"] for row in answer["rows"]] == [True, False, False, False, False]
+
+
+def test_other_constants_move_the_prediction(capsys, tmp_path):
+    lines = constants.BUILT_IN.read_text().splitlines()
+    changed = [
+        line.replace("kernel_us,4.64", "kernel_us,2.0") if line.startswith("mi355x.") else line
+        for line in lines
+    ]
+    assert changed != lines
+    (tmp_path / "c.csv").write_text("\n".join(changed))
+    before, after = _json(capsys), _json(capsys, "--constants", str(tmp_path / "c.csv"))
+    assert before["rows"][0]["delta_pct"]["mean_tpot_ms"] < after["rows"][0]["delta_pct"]["mean_tpot_ms"]
+
+
+def test_text_shows_predicted_beside_published(capsys):
+    assert main(["predict"]) == 0
+    out = capsys.readouterr().out
+    assert "published +4.91 %" in out
+    assert "mean absolute error" in out
+
+
+def test_another_tp_and_machine_are_predicted_without_a_table_of_their_own(capsys):
+    fewer = _json(capsys, "--tp", "2")
+    assert (
+        fewer["rows"][0]["delta_pct"]["total_tok_per_s"]
+        < _json(capsys)["rows"][0]["delta_pct"]["total_tok_per_s"]
+    )
+    assert _json(capsys, "--hardware", "mi300x")["hardware"] == "mi300x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("--tp", "3"), "does not divide the hidden size"),
+        (("--tp", "0"), "not a positive number of ranks"),
+        (("--hardware", "abacus"), "known: b200"),
+        (("--table", "nowhere.csv"), "nowhere.csv"),
+        (("--anchor", "7"), "no pair of rows at concurrency 7"),
+        (("--baseline", "before"), "no baseline row 'before'"),
+        (("--layers", "0"), "layers 0"),
+        (("--budget", "100"), "leaves no prompt tokens"),
+        (("--tails", "nowhere"), "no recording 'nowhere'"),
+        (("--preset", "huge"), "unknown preset"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(capsys, arguments, fault):
+    assert fault in _refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("8192,1024,8,PR,1,1,1", "no baseline row"),
+        ("8192,1024,8,main,1,-1,1", "not a positive number"),
+        ("8192,1024,8,main,0,1,1", "not a positive number"),
+    ],
+)
+def test_bad_tables_are_one_line_and_exit_2(capsys, tmp_path, row, fault):
+    file = tmp_path / "t.csv"
+    file.write_text(f"isl,osl,concurrency,config,total_tok_per_s,mean_ttft_ms,mean_tpot_ms\n{row}\n")
+    assert fault in _refused(capsys, "--table", str(file))
+
+
+def test_an_unknown_unit_is_one_line_and_exit_2(capsys, tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text(
+        "isl,osl,concurrency,config,total_tok_per_s,mean_ttft_us,mean_tpot_ms\n8192,1024,8,main,1,1,1\n"
+    )
+    assert "unknown column or unit 'mean_ttft_us'" in _refused(capsys, "--table", str(file))
