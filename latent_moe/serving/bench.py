@@ -1,0 +1,110 @@
+"""bench: real vLLM servers of both arms, started in turn, each driven by vLLM's own client, saved run by run."""
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from latent_moe.errors import InputError
+from latent_moe.serving import plan, records
+from latent_moe.serving.boot import BootRun
+from latent_moe.serving.commands import interpreter
+from latent_moe.serving.model_dir import model_config, write_model
+from latent_moe.serving.progress import Meter, Notify, lines
+from latent_moe.serving.recipe import Recipe, load_recipe
+
+
+def run(
+    recipe: str | Path | Recipe,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    pairs: int | None = None,
+    notify: Notify = lines,
+) -> Path:
+    """Run a recipe; returns the folder with its results (manifest.json, runs/, parity/, accuracy/, logs/).
+
+    `recipe` is a shipped recipe's name, a .toml file or a Recipe; `pairs` replaces the recipe's number. With `resume`
+    a folder that was interrupted is completed: whole pairs stay, half pairs are measured again.
+
+    Raises InputError for a recipe or folder that cannot be used, ServerError or ClientError (with `log_tail`) when a
+    server or the client fails. Whatever happens, no process is left and every file is whole.
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    if pairs is not None:
+        if pairs < 1:
+            raise InputError(f"pairs must be at least 1, not {pairs}")
+        chosen = msgspec.structs.replace(chosen, pairs=pairs)
+    pythons = {name: interpreter(arm, os.environ) for name, arm in chosen.arms.items()}
+    folder = _prepare(chosen, Path(out) if out else default_folder(chosen), resume)
+    todo = plan.remaining(chosen, folder)
+    plan.set_aside(chosen, folder, todo)
+    _run_boots(chosen, folder, todo, pythons, notify)
+    return folder
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """runs/bench/<time>_<recipe> below the current folder."""
+    return Path("runs") / "bench" / f"{datetime.now():%Y%m%d-%H%M%S}_{recipe.name}"
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """Two recipes that measure the same thing have the same; the number of pairs may grow."""
+    same = msgspec.structs.replace(recipe, pairs=0)
+    return hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:16]
+
+
+def _prepare(recipe: Recipe, out: Path, resume: bool) -> Path:
+    state = out / "state" / "recipe.json"
+    if state.is_file():
+        if not resume:
+            raise InputError(
+                f"{out} holds results already: --resume goes on with them, another --out starts anew"
+            )
+        if json.loads(state.read_text(encoding="utf-8"))["fingerprint"] != fingerprint(recipe):
+            raise InputError(f"{out} was measured with another recipe than this {recipe.name}")
+    elif resume:
+        raise InputError(f"{out}: nothing to resume there")
+    elif out.exists() and any(out.iterdir()):
+        raise InputError(f"{out} is not empty")
+    plan.write_whole(state, {"recipe": recipe.name, "fingerprint": fingerprint(recipe)})
+    if recipe.model.preset:
+        write_model(out / recipe.model.preset, model_config(recipe.model.preset, recipe.model.changes))
+    return out
+
+
+def _run_boots(recipe: Recipe, out: Path, todo: list[plan.Boot], pythons: dict, notify: Notify) -> None:
+    meter = Meter(notify, {"boot": len(todo), "run": len(todo) * len(recipe.client.concurrencies)})
+    device, versions = records.device_name(recipe), {}
+    for boot in todo:
+        session = BootRun(recipe, out, boot, pythons[boot.arm], device, new_identity(boot), meter)
+        session.run()
+        versions[f"vllm ({boot.arm})"] = session.facts.vllm_version or "unknown"
+        records.write_manifest(recipe, out, device, versions)
+        _recommend(recipe, out, boot, meter.say)
+
+
+def new_identity(boot: plan.Boot) -> str:
+    """A name for one server start that no other has, whichever session it is from."""
+    return f"{boot.order}-{uuid.uuid4().hex[:8]}"
+
+
+def _recommend(recipe: Recipe, out: Path, boot: plan.Boot, say: Callable[[str], None]) -> None:
+    """After whole pairs: how many pairs would show a 3 % effect with the noise seen so far."""
+    if boot.pair < 2 or not recipe.client.concurrencies or not plan.pair_is_whole(recipe, out, boot.pair):
+        return
+    from latent_moe.serving.comparison import recommend_from_runs
+
+    for concurrency, advice in recommend_from_runs(out).items():
+        say(f"concurrency {concurrency}: {advice.note}")
+
+
+def with_arms(recipe: Recipe, *names: str) -> Recipe:
+    """The recipe with only some of its arms; their roles stay."""
+    arms = {name: recipe.arms[name] for name in names}
+    return msgspec.structs.replace(recipe, arms=arms)

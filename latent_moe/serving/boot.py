@@ -1,0 +1,167 @@
+"""One boot of one arm: server up, client through its concurrencies, answers and accuracy where they are due, server down."""
+
+import re
+from datetime import datetime
+from pathlib import Path
+from time import monotonic
+
+from latent_moe.serving import answers, commands, plan, records
+from latent_moe.serving.client import Client, ClientError, Job
+from latent_moe.serving.model_dir import model_config
+from latent_moe.serving.progress import Meter
+from latent_moe.serving.recipe import Recipe
+from latent_moe.serving.secrets import secret_values
+from latent_moe.serving.server import Guarded, Server, check_port, free_port
+
+_GEMM = re.compile(r"latent_moe: (tail \S+ ran .*)")
+_K3_SHARDED = "up-projecting only this rank's hidden shard"
+_CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+class BootRun:
+    """Everything that happens between one server's start and its end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        boot: plan.Boot,
+        python: str | None,
+        device: str,
+        identity: str,
+        meter: Meter,
+    ):
+        self.recipe, self.out, self.boot, self.python, self.meter = recipe, out, boot, python, meter
+        self.arm = recipe.arms[boot.arm]
+        self.model = recipe.model.preset or recipe.model.name or ""
+        self.port = recipe.server.port or free_port()
+        self.folder = out / "logs" / f"{boot.order:02d}_{boot.arm}_{identity}"
+        env = {**recipe.server.env, **self.arm.env}
+        self.secrets = secret_values(env, [*recipe.server.args, *self.arm.args])
+        caching = records.prefix_caching([*recipe.server.args, *self.arm.args])
+        self.facts = records.BootFacts(boot, identity, None, None, device, caching)
+
+    def run(self) -> None:
+        """Boot, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case."""
+        began = monotonic()
+        self.meter.say(f"pair {self.boot.pair}: {self.boot.arm} starts")
+        with self._server() as server, self._client() as client:
+            server.wait_healthy(self.recipe.server.startup_timeout_s)
+            self._learn(server)
+            self.meter.finish("boot", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} is up")
+            client.go()
+            for index, concurrency in enumerate(self.recipe.client.concurrencies):
+                self._measure(server, client, index, concurrency)
+            if self.boot.last:
+                self._answers(server)
+                self._accuracy(server)
+
+    def _server(self) -> Server:
+        if self.recipe.server.port:
+            check_port(self.port)
+        command = commands.server_command(
+            self.recipe, self.boot.arm, self.model, self.port, self.python, commands.environment()
+        )
+        log = self.folder / "server.log"
+        process = Guarded(command.all_words, command.env, log, self.secrets, self.out)
+        return Server(self.boot.arm, process, self.port)
+
+    def _client(self) -> Client:
+        spec = self.recipe.client
+        together = self.recipe.server.launcher == "module"
+        return Client(self._jobs(), self.folder, self.out, spec.timeout_s, together, self.secrets)
+
+    def _jobs(self) -> list[Job]:
+        jobs = []
+        for concurrency in self.recipe.client.concurrencies:
+            seed = plan.seed(self.recipe, self.boot.pair, concurrency)
+            if (warm := self._warmup_prompts(concurrency)) > 0:
+                # Other prompts than the run's: nothing may be known when it starts.
+                jobs.append(self._job(f"warmup_c{concurrency}", concurrency, seed + 500_000, warm))
+            jobs.append(self._job(f"c{concurrency}", concurrency, seed, None))
+        return jobs
+
+    def _warmup_prompts(self, concurrency: int) -> int:
+        asked = self.recipe.client.warmup_prompts
+        return concurrency if asked is None else asked
+
+    def _job(self, name: str, concurrency: int, seed: int, prompts: int | None) -> Job:
+        command = commands.client_command(self.recipe, self.model, concurrency, self.python, prompts)
+        port = None if self.recipe.server.port == commands.DEFAULT_PORT else self.port
+        added = commands.saving(self.folder.resolve(), f"{name}.json", seed, port)
+        return Job(name, commands.Command(command.words, command.env, added), self.folder / f"{name}.json")
+
+    def _measure(self, server: Server, client: Client, index: int, concurrency: int) -> None:
+        began, started, hits = monotonic(), datetime.now().astimezone(), cache_hits(server)
+        warm = self._warmup_prompts(concurrency) > 0
+        position = index * (2 if warm else 1)
+        check = lambda: server.check_alive(f"while {self.boot.arm} was measured at concurrency {concurrency}")  # noqa: E731
+        if warm:
+            client.finish(position, check)
+            started = datetime.now().astimezone()
+        result = client.finish(position + warm, check)
+        check()
+        self._learn(server)
+        extra = {"cold": not warm, "prefix_cache_hit_tokens": increase(hits, cache_hits(server))}
+        record = records.run_record(self.recipe, self.facts, concurrency, result, started, extra)
+        records.save(
+            plan.run_file(self.out, self.boot.arm, self.boot.pair, concurrency), record, self.secrets
+        )
+        rate = result.get("total_token_throughput")
+        said = f"{rate:.1f} tok/s in all" if isinstance(rate, int | float) else "no throughput"
+        self.meter.finish(
+            "run", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} c{concurrency}: {said}"
+        )
+
+    def _learn(self, server: Server) -> None:
+        """Version and what the log says about the up-projection."""
+        version = commands.version_in(server.get("/version"))
+        self.facts = records.replace_facts(self.facts, version, gemm_line(server.process.log))
+
+    def _answers(self, server: Server) -> None:
+        if self.recipe.parity is None:
+            return
+        self.meter.say(f"{self.boot.arm} answers greedily")
+        preset = self.recipe.model.preset
+        vocabulary = model_config(preset, self.recipe.model.changes)["vocab_size"] if preset else None
+        said = answers.ask(server.url, self.model, self.recipe.parity, vocabulary)
+        record = records.answers_record(self.recipe, self.facts, self.model, said)
+        records.save(self.out / "parity" / f"{self.boot.arm}.json", record, self.secrets)
+
+    def _accuracy(self, server: Server) -> None:
+        if self.recipe.accuracy is None:
+            return
+        self.meter.say(f"{self.boot.arm}: accuracy")
+        target = self.out / "accuracy" / self.boot.arm
+        command = commands.accuracy_command(self.recipe, server.url, target.resolve())
+        process = Guarded(command.all_words, {}, self.folder / "accuracy.log", self.secrets, self.out)
+        try:
+            code = process.wait(self.recipe.accuracy.timeout_s)
+        finally:
+            process.stop()
+        server.check_alive("during the accuracy run")
+        if code:
+            raise ClientError(
+                f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
+            )
+        plan.write_whole(plan.accuracy_marker(self.out, self.boot.arm), {})
+
+
+def gemm_line(log: Path) -> str | None:
+    """What the server's log says about the up-projection's GEMM; None when it says nothing."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = _GEMM.search(text)
+    if found:
+        return found[1].strip()
+    return _K3_SHARDED if _K3_SHARDED in text else None
+
+
+def cache_hits(server: Server) -> float | None:
+    """Prompt tokens that the server took from its prefix cache since it started, None when it does not say."""
+    found = _CACHE_HITS.findall(server.get("/metrics") or "")
+    return sum(map(float, found)) if found else None
+
+
+def increase(before: float | None, after: float | None) -> int | None:
+    """after - before, None unless both are known."""
+    return None if before is None or after is None else round(after - before)

@@ -1,0 +1,161 @@
+"""A process between `bench` and a server: it copies the log without secrets, and ends the server whatever happens.
+
+It runs as its own program (`python guard.py LOG -- COMMAND...`), standard library only. The server is ended when the
+guard is told to (SIGTERM, SIGINT, SIGHUP), when its standard input closes (the parent is gone, however it went), and
+when the server's first process exits. As a subreaper the guard inherits every orphan of the server, so processes that
+left the server's group are found and ended too. The exit code is the server's own.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+SECRETS_VARIABLE = "LATENT_MOE_GUARD_SECRETS"
+SEPARATOR = "\x1f"
+GRACE_S = 20.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command after `--` with its output in the file before it; returns the command's exit code."""
+    log, _, *command = arguments
+    become_subreaper()
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: told.set())
+    secrets = [s for s in os.environ.pop(SECRETS_VARIABLE, "").split(SEPARATOR) if s]
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    threading.Thread(target=wait_for_parent, args=(told,), daemon=True).start()
+    copier = threading.Thread(target=copy_log, args=(child.stdout, log, secrets), daemon=True)
+    copier.start()
+    try:
+        while child.poll() is None and not told.wait(0.1):
+            pass
+    finally:
+        code = end(child)
+        copier.join(2.0)
+    return code
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become this process's children (Linux; elsewhere the process group has to do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wait_for_parent(told: threading.Event) -> None:
+    """Set `told` when standard input ends: the only writer, the parent, is gone."""
+    while os.read(0, 1024):
+        pass
+    told.set()
+
+
+def copy_log(source, log: str, secrets: list[str]) -> None:
+    """Write what the server prints to `log`, each secret value replaced."""
+    with open(log, "a", encoding="utf-8", errors="replace") as target:
+        for raw in iter(source.readline, b""):
+            line = raw.decode("utf-8", "replace")
+            for secret in secrets:
+                line = line.replace(secret, "***")
+            target.write(line)
+            target.flush()
+
+
+def end(child: subprocess.Popen) -> int:
+    """End the server's group politely, then everything that is left by force; returns the server's exit code."""
+    signal_group(child.pid, signal.SIGTERM)
+    for pid in descendants(os.getpid()):
+        signal_one(pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline and descendants(os.getpid()):
+        reap(child)
+        time.sleep(0.05)
+    kill_rest(child)
+    code = child.poll()
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
+def kill_rest(child: subprocess.Popen, tries: int = 100) -> None:
+    """SIGKILL whatever is left, until nothing is."""
+    signal_group(child.pid, signal.SIGKILL)
+    for _ in range(tries):
+        left = descendants(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            signal_one(pid, signal.SIGKILL)
+        reap(child)
+        time.sleep(0.05)
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a process group, if there is still one."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def signal_one(pid: int, number: int) -> None:
+    """Signal one process, if it is still there."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def reap(first: subprocess.Popen) -> None:
+    """Collect orphans that have exited; the server's first process is left to its Popen."""
+    first.poll()
+    for pid in children(os.getpid()):
+        stat = _stat(pid)
+        if stat and stat[0] == "Z" and pid != first.pid:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def children(pid: int) -> list[int]:
+    """The live and dead direct children of `pid`, from /proc."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        stat = _stat(int(entry.name))
+        if stat and int(stat[1]) == pid:
+            found.append(int(entry.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Every live process below `pid`, nearest first."""
+    found: list[int] = []
+    for child in children(pid):
+        stat = _stat(child)
+        if stat and stat[0] != "Z":
+            found.append(child)
+        found += descendants(child)
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """[state, parent pid, ...] of a process, None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

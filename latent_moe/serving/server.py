@@ -1,0 +1,148 @@
+"""One vLLM server: started in its own process group behind a guard, waited for, and always ended."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from latent_moe.errors import InputError, LatentMoEError
+from latent_moe.serving import guard
+from latent_moe.serving.secrets import hide
+
+_POLL_S = 0.25
+_HTTP_S = 5.0
+
+
+class ServerError(LatentMoEError):
+    """A server that did not start or died; `log_tail` holds the last lines of its log."""
+
+    def __init__(self, message: str, log_tail: str):
+        super().__init__(message)
+        self.log_tail = log_tail
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def check_port(port: int) -> None:
+    """Raise InputError when somebody already listens on `port`."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise InputError(f"port {port} is taken: another server answers there")
+
+
+class Guarded:
+    """A command behind a guard: its output in `log`, secrets hidden, ended with everything it started."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        secrets: Sequence[str] = (),
+        cwd: Path | None = None,
+    ):
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(hide(" ".join(command), secrets) + "\n", encoding="utf-8")
+        environment = {**os.environ, **env}
+
+        environment[guard.SECRETS_VARIABLE] = guard.SEPARATOR.join(secrets)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-S", "-E", guard.__file__, str(log.resolve()), "--", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the command's end; returns its exit code. Raises LatentMoEError past `timeout_s`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise LatentMoEError(f"{self.log.name}: not done within {timeout_s:g} s, ended") from None
+
+    def stop(self) -> None:
+        """End the command and everything it started; returns when it is gone."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        try:
+            self._process.wait(guard.GRACE_S + 15.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of the log."""
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(line.rstrip()[:400] for line in text.splitlines()[-lines:])
+
+
+class Server:
+    """A vLLM server that answers on http://127.0.0.1:port while the context is open."""
+
+    def __init__(self, name: str, process: Guarded, port: int):
+        self.name = name
+        self.process = process
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:port"""
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.process.stop()
+
+    def wait_healthy(self, timeout_s: float, waiting: Callable[[float], None] = lambda _: None) -> float:
+        """Wait until /health answers; returns the seconds it took.
+
+        Raises ServerError when the server exits first or `timeout_s` passes.
+        """
+        start = time.monotonic()
+        while (elapsed := time.monotonic() - start) < timeout_s:
+            self.check_alive("before it was ready")
+            if self.get("/health") is not None:
+                return time.monotonic() - start
+            waiting(elapsed)
+            time.sleep(_POLL_S)
+        raise ServerError(f"server {self.name} was not ready within {timeout_s:g} s", self.process.tail())
+
+    def check_alive(self, when: str) -> None:
+        """Raise ServerError when the server has exited."""
+        code = self.process.exit_code
+        if code is not None:
+            raise ServerError(f"server {self.name} died {when} (exit code {code})", self.process.tail())
+
+    def get(self, path: str) -> str | None:
+        """The body of GET path, None when there is no good answer."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=_HTTP_S) as answer:
+                return answer.read().decode("utf-8", "replace")
+        except (OSError, urllib.error.URLError):
+            return None
