@@ -1,0 +1,231 @@
+"""Two recordings side by side, without being fooled.
+
+Arms are matched by the kind of their kernels: another tile size is another kernel name, so names have nothing in common.
+Per call, both arms' means are compared kind by kind. Per step, the sum of durations and the union of intervals
+(busy) are compared, each with itself; a step is what the recording marks as one, else the recordings are taken to hold
+the same number of them when every kind that both have was called equally often. Where it was not, records may be
+missing, and nothing is said about steps or totals, unless both mark their steps and each ran the same kernels in every
+one: then the arms differ by design. All times are nanoseconds on the device.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from latent_moe.traces import measure
+from latent_moe.traces.collectives import Collectives, collectives
+from latent_moe.traces.impossible import group_codes
+from latent_moe.traces.marks import Steps, in_steps, marked_steps
+from latent_moe.traces.table import Trace, Warning
+
+SAME_WITHIN = 0.02
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side's figures; sums are over all devices, `steps` is None where the recording marks none."""
+
+    files: list[str]
+    devices: int
+    steps: Steps | None
+    calls: dict[str, int]
+    total_ns: int
+    busy_ns: int | None
+    mean_ns: dict[str, float]
+    median_ns: dict[str, float]
+    untimed_calls: int
+    collectives: Collectives
+    partial: bool
+    ranks: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`verdict` is "faster", "slower", "same" (within `same_within`) or "not_comparable"; `reasons` say why.
+
+    Speed-ups are baseline over candidate: above 1 the candidate is faster. None: nothing can be said.
+    """
+
+    verdict: str
+    basis: str
+    reasons: list[str]
+    per_call: dict[str, dict[str, float | None]]
+    per_step: dict[str, float | None]
+    baseline: Arm
+    candidate: Arm
+    warnings: list[Warning]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def compare(
+    baseline: Trace, candidate: Trace, kind: str | None = None, same_within: float = SAME_WITHIN
+) -> Comparison:
+    """Compare two recordings.
+
+    Args:
+        baseline, candidate: what `read` returned.
+        kind: judge by this kind's calls alone; by default the time per step decides, or GEMM calls without steps.
+        same_within: relative difference below which the verdict is "same".
+    """
+    arms = arm(in_steps(baseline)), arm(in_steps(candidate))
+    warnings = [
+        *_told("baseline", baseline),
+        *_told("candidate", candidate),
+        *_counts(*arms),
+        *_missing(*arms),
+    ]
+    per_call, per_step = _per_call(*arms), _per_step(*arms)
+    reasons = _obstacles(*arms, kind)
+    basis, speedup = _basis(per_call, per_step, kind)
+    reasons += [] if speedup else [f"no {kind or 'gemm'} calls with a time in both"]
+    verdict = "not_comparable" if reasons else _verdict(speedup, same_within)
+    reasons = reasons or [
+        _because(basis, speedup),
+        *(w.message for w in warnings if w.code == "unequal_calls"),
+    ]
+    return Comparison(verdict, basis, reasons, per_call, per_step, *arms, warnings)
+
+
+def arm(trace: Trace) -> Arm:
+    """The figures of one recording."""
+    kernels = trace.kernels
+    rows = [row for row in measure.group(kernels, "kind") if row.calls]
+    return Arm(
+        files=trace.files,
+        devices=len(np.unique(group_codes(kernels, measure.DEVICE))),
+        steps=marked_steps(trace),
+        calls={row.key: row.calls for row in rows},
+        total_ns=measure.total_ns(kernels),
+        busy_ns=measure.busy_ns(kernels),
+        mean_ns={row.key: row.mean_ns for row in rows if row.mean_ns is not None},
+        median_ns={row.key: row.median_ns for row in rows if row.median_ns is not None},
+        untimed_calls=len(kernels) - measure.calls(kernels),
+        collectives=collectives(kernels),
+        partial=trace.partial,
+        ranks=_ranks(kernels),
+    )
+
+
+def _ranks(kernels) -> dict[str, dict[str, int]]:
+    names, found = measure.ranks(kernels), {}
+    for row in measure.group(kernels, names):
+        mine = kernels.take(names.codes == names.values.index(row.key))
+        found[row.key] = {"total_ns": row.total_ns, "busy_ns": measure.busy_ns(mine)}
+    return dict(sorted(found.items()))
+
+
+def _told(name: str, trace: Trace) -> list[Warning]:
+    return [Warning(w.code, f"{name}: {w.message}") for w in trace.warnings]
+
+
+def _unequal(baseline: Arm, candidate: Arm) -> list[str]:
+    """Kinds that both arms have, called unequally often."""
+    shared = [kind for kind in baseline.calls if kind in candidate.calls]
+    return [kind for kind in shared if baseline.calls[kind] != candidate.calls[kind]]
+
+
+def _counts(baseline: Arm, candidate: Arm) -> list[Warning]:
+    unequal = _unequal(baseline, candidate)
+    if not unequal:
+        return []
+    counts = ", ".join(f"{kind} {baseline.calls[kind]} and {candidate.calls[kind]}" for kind in unequal)
+    return [Warning("unequal_calls", f"call counts differ ({counts}): compared per call, totals say nothing")]
+
+
+def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
+    warnings = []
+    for name, one, other in (("baseline", baseline, candidate), ("candidate", candidate, baseline)):
+        only = [kind for kind in one.calls if kind not in other.calls]
+        if only:
+            warnings.append(Warning("kind_only_here", f"{name} alone has kernels of kind {', '.join(only)}"))
+    return warnings
+
+
+def _per_call(baseline: Arm, candidate: Arm) -> dict[str, dict[str, float | None]]:
+    return {kind: _call(baseline, candidate, kind) for kind in sorted({*baseline.calls, *candidate.calls})}
+
+
+def _call(baseline: Arm, candidate: Arm, kind: str) -> dict[str, float | None]:
+    before, after = baseline.mean_ns.get(kind), candidate.mean_ns.get(kind)
+    return {
+        "baseline_ns": before,
+        "candidate_ns": after,
+        "speedup": _ratio(before, after),
+        "baseline_median_ns": baseline.median_ns.get(kind),
+        "candidate_median_ns": candidate.median_ns.get(kind),
+        "baseline_calls": baseline.calls.get(kind, 0),
+        "candidate_calls": candidate.calls.get(kind, 0),
+    }
+
+
+def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
+    """Speed-ups of the time per step and device; the times themselves where steps are marked in both."""
+    marked = bool(baseline.steps and candidate.steps)
+    sound = _comparable_steps(baseline, candidate)
+    times = {}
+    for name, one in (("baseline", baseline), ("candidate", candidate)):
+        share = one.devices * (one.steps.count if marked else 1)
+        times[name] = [
+            value / share if sound and value is not None else None for value in (one.total_ns, one.busy_ns)
+        ]
+    answer = {
+        "sum_speedup": _ratio(times["baseline"][0], times["candidate"][0]),
+        "busy_speedup": _ratio(times["baseline"][1], times["candidate"][1]),
+    }
+    if marked:
+        named = {"sum_ns": 0, "busy_ns": 1}
+        answer |= {f"{arm}_{key}": times[arm][place] for arm in times for key, place in named.items()}
+    return answer
+
+
+def _comparable_steps(baseline: Arm, candidate: Arm) -> bool:
+    if baseline.partial or candidate.partial or baseline.devices != candidate.devices:
+        return False
+    one, other = baseline.steps, candidate.steps
+    if one and other and one.mix != other.mix:
+        return False
+    return not _unequal(baseline, candidate) or bool(one and other and one.regular and other.regular)
+
+
+def _ratio(before: float | None, after: float | None) -> float | None:
+    return before / after if before and after else None
+
+
+def _obstacles(baseline: Arm, candidate: Arm, kind: str | None) -> list[str]:
+    reasons = [f"{name} is a partial recording" for name, one in _named(baseline, candidate) if one.partial]
+    if baseline.devices != candidate.devices:
+        reasons.append(f"{baseline.devices} devices against {candidate.devices}")
+    if baseline.steps and candidate.steps and baseline.steps.mix != candidate.steps.mix:
+        reasons.append(f"other steps: {baseline.steps.mix} against {candidate.steps.mix}")
+    for name, one in _named(baseline, candidate):
+        if kind and kind not in one.calls:
+            reasons.append(f"{name} has no kernels of kind {kind}")
+    return reasons
+
+
+def _named(baseline: Arm, candidate: Arm):
+    return ("baseline", baseline), ("candidate", candidate)
+
+
+def _basis(per_call, per_step, kind: str | None) -> tuple[str, float | None]:
+    """What the verdict rests on, and its speed-up."""
+    if kind is None and per_step["busy_speedup"]:
+        return "busy time per step", per_step["busy_speedup"]
+    if kind is None and per_step["sum_speedup"]:
+        return "sum of kernel times per step", per_step["sum_speedup"]
+    chosen = kind or "gemm"
+    return f"time per {chosen} call", per_call.get(chosen, {}).get("speedup")
+
+
+def _verdict(speedup: float, same_within: float) -> str:
+    if abs(speedup - 1) <= same_within:
+        return "same"
+    return "faster" if speedup > 1 else "slower"
+
+
+def _because(basis: str, speedup: float) -> str:
+    return f"{basis}: baseline over candidate {speedup:.3f}"
