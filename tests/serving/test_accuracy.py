@@ -1,0 +1,130 @@
+"""Same answers: two accuracies, and greedy tokens with their logprobs."""
+
+import json
+
+import pytest
+from scipy import stats
+
+from latent_moe.errors import InputError
+from latent_moe.serving.accuracy import compare_accuracy, compare_all, two_proportion_p
+from latent_moe.serving.parity import answers_from_json, compare_greedy
+from latent_moe.serving.results import Accuracy, read_file, read_text
+
+
+def gsm8k(value: float, stderr: float | None = 0.0052, questions: int | None = None, **changes) -> Accuracy:
+    base = {
+        "source": "x",
+        "arm": None,
+        "task": "gsm8k",
+        "metric": "exact_match",
+        "filter": "strict-match",
+        "shots": 5,
+    }
+    return Accuracy(**(base | changes), value=value, stderr=stderr, questions=questions)
+
+
+def test_lm_eval_file_is_read(fixtures):
+    found = read_file(fixtures / "results" / "lm_eval_gsm8k.json").accuracies
+    assert [item.filter for item in found] == ["strict-match", "flexible-extract"]
+    assert (found[0].questions, found[0].shots) == (1319, 5)
+    assert round(found[0].value, 4) == 0.9636
+    assert round(found[0].stderr, 4) == 0.0052
+
+
+def test_file_before_filters_were_part_of_the_key():
+    text = '{"results": {"hellaswag": {"acc": 0.5, "acc_stderr": 0.01, "word_perplexity": 11.0}}, "versions": {}}'
+    (found,) = read_text(text, "x").accuracies
+    assert (found.metric, found.filter, found.questions, found.shots) == ("acc", "", None, None)
+
+
+@pytest.mark.parametrize("questions", [1319, None])
+def test_the_accuracy_of_the_pull_request_is_not_different_from_a_second_run(questions):
+    found = compare_accuracy(gsm8k(0.9636, questions=questions), gsm8k(0.9591, questions=questions))
+    assert found.verdict == "not_different"
+    assert found.p_value == pytest.approx(0.54, abs=0.02)
+    assert found.ci95[0] < 0 < found.ci95[1]
+
+
+def test_a_real_loss_is_different():
+    found = compare_accuracy(gsm8k(0.9636, questions=1319), gsm8k(0.9336, questions=1319))
+    assert found.verdict == "different"
+    assert found.ci95[1] < 0
+
+
+def test_z_test_is_the_chi_square_test_of_the_same_counts():
+    table = [[1271, 48], [1240, 79]]
+    expected = stats.chi2_contingency(table, correction=False).pvalue
+    assert two_proportion_p(1271 / 1319, 1319, 1240 / 1319, 1319) == pytest.approx(expected)
+
+
+def test_nobody_erred():
+    assert compare_accuracy(gsm8k(1.0, 0.0, 50), gsm8k(1.0, 0.0, 50)).p_value == 1.0
+
+
+def test_what_cannot_be_compared():
+    assert "5-shot against 20-shot" in compare_accuracy(gsm8k(0.9), gsm8k(0.9, shots=20)).reason
+    assert compare_accuracy(gsm8k(0.9, None), gsm8k(0.9)).verdict == "not_comparable"
+    with pytest.raises(InputError, match="flexible"):
+        compare_accuracy(gsm8k(0.9), gsm8k(0.9, filter="flexible-extract"))
+
+
+@pytest.mark.parametrize("value", [1.2, -0.1, "high"])
+def test_impossible_accuracy_is_refused(value):
+    raw = {"results": {"gsm8k": {"exact_match,strict-match": value}}, "versions": {}}
+    with pytest.raises(InputError):
+        read_text(json.dumps(raw), "x")
+
+
+def test_arms_meet_by_task_and_filter():
+    items = [gsm8k(0.96, arm="a"), gsm8k(0.95, arm="b"), gsm8k(0.94, arm="b", filter="flexible-extract")]
+    (found,) = compare_all(items, "a", "b")
+    assert (found.baseline, found.candidate) == (0.96, 0.95)
+
+
+def answers(*prompts: dict, arm: str = "a"):
+    listed = [{"id": f"p{k}", "prompt": f"prompt {k}"} | prompt for k, prompt in enumerate(prompts)]
+    return answers_from_json({"latent_moe": {"arm": arm}, "prompts": listed}, arm)
+
+
+def test_same_answers():
+    one = answers({"token_ids": [5, 6, 7], "logprobs": [-0.1, -0.2, -0.3]})
+    other = answers({"token_ids": [5, 6, 7], "logprobs": [-0.1, -0.25, -0.3]}, arm="b")
+    found = compare_greedy(one, other)
+    assert (found.same_tokens_share, found.identical_prompts) == (1.0, 1)
+    assert found.max_logprob_diff == pytest.approx(0.05)
+
+
+def test_what_follows_a_difference_does_not_count_as_same():
+    one = answers({"token_ids": [5, 6, 7, 8], "logprobs": [-1, -1, -1, -1]}, {"tokens": ["a"]})
+    other = answers({"token_ids": [5, 9, 7, 8], "logprobs": [-1.5, -9, -9, -9]}, {"tokens": ["a"]}, arm="b")
+    found = compare_greedy(one, other)
+    assert (found.same_tokens, found.tokens) == (2, 5)
+    assert found.first_difference == {"p0": 1}
+    assert found.max_logprob_diff == pytest.approx(
+        0.5
+    )  # only before the difference: contexts are equal there
+
+
+def test_one_arm_that_stops_early_is_not_the_same():
+    found = compare_greedy(answers({"token_ids": [5, 6, 7]}), answers({"token_ids": [5, 6]}, arm="b"))
+    assert found.same_tokens_share == pytest.approx(2 / 3)
+    assert found.max_logprob_diff is None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: answers({"token_ids": [1]}, {"token_ids": [1]}, arm="b"), "different prompts"),
+        (lambda: answers({"token_ids": [1], "prompt": "another"}, arm="b"), "another text"),
+        (lambda: answers({"token_ids": [1], "logprobs": [-1, -2]}, arm="b"), "not as many logprobs"),
+        (lambda: answers({"token_ids": [True]}, arm="b"), "no list of ids"),
+    ],
+)
+def test_answers_that_cannot_be_compared(other, message):
+    with pytest.raises(InputError, match=message):
+        compare_greedy(answers({"token_ids": [1]}), other())
+
+
+def test_no_tokens_at_all():
+    with pytest.raises(InputError, match="no token"):
+        compare_greedy(answers({"token_ids": []}), answers({"token_ids": []}, arm="b"))
