@@ -142,6 +142,25 @@ def _uncertainty(row: Row, step_ms: float, prefill, decode, setup: Setup) -> dic
     return errors
 
 
+def traffic_row(
+    concurrency: int, isl: int, osl: int, step_ms: float, decode_ms: float, budget: int, config: str = "main"
+) -> Row:
+    """A baseline row for a traffic pattern on a machine without a table: from P and the time of a decode step.
+
+    Requests are taken to arrive together. Raises InputError where the closed form does not hold.
+    """
+    waves.check_budget(concurrency, isl, osl, budget)
+    n = waves.prefill_steps_in_a_life(concurrency, isl, budget)
+    e2e = n * step_ms + (osl - 1 - n) * decode_ms
+    ttft = step_ms * waves.steps_to_first_token(concurrency, isl, budget)
+    if not 0 < ttft < e2e:
+        raise InputError(
+            f"a prefill step of {step_ms} ms and a decode step of {decode_ms} ms make no request"
+        )
+    metrics = {"total_tok_per_s": 1e3 * concurrency * (isl + osl) / e2e, "mean_ttft_ms": ttft}
+    return Row(isl, osl, concurrency, config, metrics | {"mean_tpot_ms": (e2e - ttft) / (osl - 1)})
+
+
 def changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Per cent change of every metric that both have."""
     return {name: 100 * (after[name] / before[name] - 1) for name in before if name in after}

@@ -228,6 +228,14 @@ def _first(best: Callable[[int], str], leader: str, low: int, high: int) -> int:
     return high
 
 
+def crossover_map(
+    tokens: Iterable[int], tps: Iterable[int], hardware: Hardware, config: LatentMoEConfig = KIMI_K3
+) -> dict[int, dict[int, str]]:
+    """{tp: {T: cheapest tail}} for a map of T against tp. Raises InputError as tail_cost does."""
+    columns = list(tokens)
+    return {tp: {t: best_tail(t, tp, hardware, config).tail for t in columns} for tp in tps}
+
+
 def measured_best(rows: Iterable[Mapping], tokens: int, mode: str | None = None) -> str:
     """The fastest tail of a recording near `tokens`, each tail read off its own log-log line.
 

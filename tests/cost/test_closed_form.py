@@ -203,3 +203,13 @@ def test_a_saving_larger_than_the_time_there_is_is_refused(published):
 def test_an_anchor_that_is_not_there_is_refused(published, modelled):
     with pytest.raises(InputError, match="concurrency 9"):
         predict.predict_table(published, modelled, SETUP, 9)
+
+
+def test_a_traffic_pattern_without_a_table_is_predicted_with_its_uncertainty(modelled):
+    row = predict.traffic_row(8, 8192, 1024, 709.0, 29.0, 16384)
+    assert row.e2e_ms == pytest.approx(4 * 709 + 1019 * 29)
+    gain = predict.predict_row(row, 709.0, modelled, SETUP)
+    assert 2 < gain.delta_pct["total_tok_per_s"] < 6
+    assert 0 < gain.uncertainty_pp["total_tok_per_s"] < 1
+    with pytest.raises(InputError, match="make no request"):
+        predict.traffic_row(8, 8192, 1024, -1.0, 29.0, 16384)

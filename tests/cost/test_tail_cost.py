@@ -119,3 +119,10 @@ def test_measured_best_reads_a_recording():
     assert tail.measured_best(rows, 1, "eager") == "replicated"
     with pytest.raises(InputError, match="no tail"):
         tail.measured_best([], 8)
+
+
+def test_the_crossover_map_is_best_tail_everywhere(mi355x):
+    found = tail.crossover_map((8, 4096), (2, 8), mi355x)
+    assert {(tp, tokens): name for tp, row in found.items() for tokens, name in row.items()} == {
+        (tp, tokens): tail.best_tail(tokens, tp, mi355x).tail for tp in (2, 8) for tokens in (8, 4096)
+    }
