@@ -124,9 +124,10 @@ def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setu
     faster = row.e2e_ms / e2e
     rates = {name: value * faster for name, value in row.metrics.items() if name.endswith("_per_s")}
     times = {"mean_ttft_ms": ttft, "mean_tpot_ms": tpot}
-    # With one token a step the mean gap between tokens is the time per output token.
-    gap = {"mean_itl_ms": row.metrics["mean_itl_ms"] * tpot / row.metrics["mean_tpot_ms"]}
-    return rates | times | (gap if "mean_itl_ms" in row.metrics else {})
+    if "mean_itl_ms" in row.metrics:
+        # With one token a step the mean gap between tokens is the time per output token.
+        times["mean_itl_ms"] = row.metrics["mean_itl_ms"] * tpot / row.metrics["mean_tpot_ms"]
+    return rates | times
 
 
 def _uncertainty(row: Row, step_ms: float, prefill, decode, setup: Setup) -> dict[str, float | None]:
