@@ -125,28 +125,11 @@ def _fit_error(kind: str, shape: Shape, hardware: Hardware, table: GemmTimes) ->
 
 
 @lru_cache(maxsize=32)
-def _error_over_shapes(name: str, key: tuple) -> float:
-    hardware = _BY_KEY[key]
+def neighbour_error(hardware: Hardware, name: str) -> float:
+    """Median relative error over all shapes of the recording `name`, each predicted from the others alone."""
     times = published(name).times
     errors = []
     for shape, points in times.items():
         others = GemmTimes(name, {other: value for other, value in times.items() if other != shape})
         errors += [abs(lookup(m, *shape, hardware, others)[0] / us - 1) for m, us in points.items()]
     return median(errors)
-
-
-_BY_KEY: dict[tuple, Hardware] = {}
-
-
-def neighbour_error(hardware: Hardware, name: str) -> float:
-    """Median relative error over all shapes of the recording `name`, each predicted from the others alone."""
-    figures = (
-        "peak_bf16_tflops",
-        "hbm_tb_per_s",
-        "gemm_efficiency",
-        "gemm_bandwidth_efficiency",
-        "gemm_floor_us",
-    )
-    key = tuple(getattr(hardware, figure) for figure in (*figures, "tile_n", "tile_from_m"))
-    _BY_KEY[key] = hardware
-    return _error_over_shapes(name, key)

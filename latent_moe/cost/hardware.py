@@ -45,7 +45,7 @@ class Hardware:
     tile_n: float = 1
     tile_from_m: float = 2048
     gemm_times: str | None = None
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def stream_us(self, n_bytes: float) -> float:
         """Time to move `n_bytes` between memory and an elementwise kernel, without its launch."""

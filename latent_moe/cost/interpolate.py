@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 
 
-def loglog(points: Mapping[float, float], x: float) -> float:
+def loglog(points: Mapping[int, float], x: float) -> float:
     """The value at x > 0 of the points, both axes logarithmic; beyond the ends the end value.
 
     `points` maps positive x to positive y and has at least one. Raises ValueError when it has none.
@@ -21,7 +21,7 @@ def loglog(points: Mapping[float, float], x: float) -> float:
     return math.exp((1 - part) * math.log(points[left]) + part * math.log(points[right]))
 
 
-def leave_one_out_error(points: Mapping[float, float]) -> float | None:
+def leave_one_out_error(points: Mapping[int, float]) -> float | None:
     """Median relative error of each inner point from its neighbours' line; None with fewer than three points."""
     inner = sorted(points)[1:-1]
     if not inner:

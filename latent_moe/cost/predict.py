@@ -11,12 +11,13 @@ It stops holding when n comes near OSL - 1 (refused beyond), when prompts are lo
 for more than its share of steps), and for P when the waves of requests are staggered (see `prefill_step_ms`).
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean
 
 from latent_moe.cost import waves
-from latent_moe.cost.savings import Savings, constant
+from latent_moe.cost.savings import Saving, Savings, constant
 from latent_moe.cost.table import Row, baseline_rows, of_config
 from latent_moe.errors import InputError
 
@@ -130,17 +131,20 @@ def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setu
     return rates | times
 
 
-def _uncertainty(row: Row, step_ms: float, prefill, decode, setup: Setup) -> dict[str, float | None]:
+def _uncertainty(
+    row: Row, step_ms: float, prefill: Saving, decode: Saving, setup: Setup
+) -> dict[str, float | None]:
     if prefill.error_us is None or decode.error_us is None:
         return dict.fromkeys(SCORED)
-    middle = changes(row.metrics, _shifted(row, step_ms, prefill.us, decode.us, setup))
-    errors = dict.fromkeys(SCORED, 0.0)
-    for more in ((prefill.error_us, 0.0), (0.0, decode.error_us)):
-        moved = _shifted(row, step_ms, prefill.us + more[0], decode.us + more[1], setup)
-        for name, value in changes(row.metrics, moved).items():
-            if name in errors:
-                errors[name] = (errors[name] ** 2 + (value - middle[name]) ** 2) ** 0.5
-    return errors
+    middle = _shifted(row, step_ms, prefill.us, decode.us, setup)
+    moved = (
+        _shifted(row, step_ms, prefill.us + prefill.error_us, decode.us, setup),
+        _shifted(row, step_ms, prefill.us, decode.us + decode.error_us, setup),
+    )
+    return {
+        name: math.hypot(*(100 * (other[name] - middle[name]) / row.metrics[name] for other in moved))
+        for name in SCORED
+    }
 
 
 def traffic_row(

@@ -11,7 +11,7 @@ from latent_moe.cost.predict import SCORED, Predicted, Prediction, Setup, predic
 from latent_moe.cost.tail import check_case
 from latent_moe.errors import InputError
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "tp": 8,
     "layers": 92,
     "budget": 16384,

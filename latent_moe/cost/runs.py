@@ -39,7 +39,9 @@ def read(path: str | Path) -> list[Row]:
             groups.setdefault(key, []).append(run)
     if not groups:
         raise InputError(f"{path}: no warm baseline or candidate runs under runs/")
-    return [Row(*key, _means(runs)) for key, runs in sorted(groups.items())]
+    return [
+        Row(isl, osl, conc, role, _means(runs)) for (isl, osl, conc, role), runs in sorted(groups.items())
+    ]
 
 
 def _load(file: Path) -> dict:
