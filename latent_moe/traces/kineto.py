@@ -13,11 +13,12 @@ import numpy as np
 from latent_moe.errors import InputError
 from latent_moe.traces.kineto_cpu import cpu_kernels
 from latent_moe.traces.kineto_ops import attach
-from latent_moe.traces.kineto_stream import Event, EventStream
+from latent_moe.traces.kineto_stream import Args, Event, EventStream
 from latent_moe.traces.part import Calls, Part, ids, launches
 from latent_moe.traces.table import Coded, Columns, Kernels, Ranges, constant, encode
 
 FORMAT = "PyTorch profiler JSON"
+_NO_ARGS = Args()
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
 # Beyond this a double no longer holds a nanosecond in microseconds.
@@ -54,7 +55,7 @@ class _Collected:
         ops = [e for e in spans if e.cat == "cpu_op" and _placed(e)]
         for event in (ranges, calls, ops):
             self.pid = self.pid if self.pid is not None or not event else event[0].pid
-        self.external.append(ids([_arg(e, "external") for e in kernels], -1))
+        self.external.append(ids([(e.args or _NO_ARGS).external for e in kernels], -1))
         self.kernels += [_kernels(path, kernels)]
         self.ranges += [_ranges(ranges)] if ranges else []
         self.calls += [_calls(calls)] if calls else []
@@ -141,18 +142,23 @@ def _rank(part: Part, stream: EventStream) -> int:
 
 
 def _kernels(path: Path, events: list[Event]) -> Kernels:
+    args = [e.args or _NO_ARGS for e in events]
     timed = np.array([e.ts is not None and e.dur is not None for e in events], dtype=bool)
     start = _ns(path, [e.ts or 0 for e in events], "ts")
     duration = _ns(path, [e.dur or 0 for e in events], "dur")
     negative = duration < 0
     timed &= ~negative
+    queue = encode([a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)])
     columns = {
-        "agent": _texts(events, "device", "pid", "GPU {}"),
-        "queue": _texts(events, "stream", "tid", "{}"),
-        "name": encode(e.name or "(no name)" for e in events),
-        "correlation": ids([_arg(e, "correlation") for e in events], 0),
-        "grid": encode(_size(e, "grid") for e in events),
-        "workgroup": encode(_size(e, "block") for e in events),
+        "agent": _said(
+            encode([a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]),
+            "GPU {}",
+        ),
+        "queue": _said(queue, "{}"),
+        "name": encode([e.name or "(no name)" for e in events]),
+        "correlation": ids([a.correlation for a in args], 0),
+        "grid": encode([bytes(a.grid) for a in args]).map(_size),
+        "workgroup": encode([bytes(a.block) for a in args]).map(_size),
         "start_ns": np.where(timed, start, 0),
         "end_ns": np.where(timed, start + duration, 0),
         "dur_ns": np.where(timed, duration, 0),
@@ -182,24 +188,20 @@ def _placed(event: Event) -> bool:
     )
 
 
-def _arg(event: Event, name: str):
-    return getattr(event.args, name) if event.args else None
+def _said(column: Coded, form: str) -> Coded:
+    """Device and stream numbers as text."""
+    return column.map(lambda value: form.format(value))
 
 
-def _texts(events: list[Event], arg: str, field: str, form: str) -> Coded:
-    values = [_arg(e, arg) if _arg(e, arg) is not None else getattr(e, field) for e in events]
-    return encode(None if value is None else form.format(value) for value in values)
-
-
-def _dims(event: Event) -> str | None:
+def _dims(raw: bytes) -> str | None:
     """An op's input sizes as JSON text without blanks; None for an op that recorded none."""
-    raw = bytes(_arg(event, "dims") or b"").translate(None, b" \t\r\n")
+    raw = raw.translate(None, b" \t\r\n")
     return raw.decode("utf-8", "replace") if len(raw) > 2 else None
 
 
-def _size(event: Event, name: str) -> str | None:
-    raw = bytes(_arg(event, name) or b"").translate(None, b"[] \t\r\n")
-    return raw.decode("utf-8", "replace").replace(",", "x") or None
+def _size(raw: bytes) -> str | None:
+    """[64, 1, 1] as "64x1x1"."""
+    return raw.translate(None, b"[] \t\r\n").decode("utf-8", "replace").replace(",", "x") or None
 
 
 def _host(events: list[Event]) -> dict:
@@ -212,17 +214,20 @@ def _host(events: list[Event]) -> dict:
 
 
 def _ranges(events: list[Event]) -> Ranges:
-    device = [e.cat == "gpu_user_annotation" for e in events]
+    args = [(e.args or _NO_ARGS) if e.cat == "gpu_user_annotation" else None for e in events]
+    agents = [
+        None if a is None else e.pid if a.device is None else a.device
+        for a, e in zip(args, events, strict=True)
+    ]
+    streams = [
+        None if a is None else e.tid if a.stream is None else a.stream
+        for a, e in zip(args, events, strict=True)
+    ]
     columns = _host(events) | {
-        "name": encode(e.name for e in events),
-        "domain": encode(_RANGES[e.cat] for e in events),
-        "correlation": ids([_arg(e, "correlation") for e in events], 0),
-        "agent": _texts(
-            [e if d else Event() for e, d in zip(events, device, strict=True)], "device", "pid", "GPU {}"
-        ),
-        "stream": _texts(
-            [e if d else Event() for e, d in zip(events, device, strict=True)], "stream", "tid", "{}"
-        ),
+        "name": encode([e.name for e in events]),
+        "domain": encode([_RANGES[e.cat] for e in events]),
+        "agent": _said(encode(agents), "GPU {}"),
+        "stream": _said(encode(streams), "{}"),
     }
     return Ranges(len(events), columns)
 
@@ -230,13 +235,16 @@ def _ranges(events: list[Event]) -> Ranges:
 def _calls(events: list[Event]) -> Calls:
     columns = _host(events)
     del columns["end_ns"]
-    return Calls(len(events), columns | {"correlation": ids([_arg(e, "correlation") for e in events], 0)})
+    return Calls(
+        len(events), columns | {"correlation": ids([(e.args or _NO_ARGS).correlation for e in events], 0)}
+    )
 
 
 def _ops(events: list[Event]) -> Ops:
+    args = [e.args or _NO_ARGS for e in events]
     columns = _host(events) | {
-        "external": ids([_arg(e, "external") for e in events], -1),
-        "op": encode(e.name for e in events),
-        "dims": encode(_dims(e) for e in events),
+        "external": ids([a.external for a in args], -1),
+        "op": encode([e.name for e in events]),
+        "dims": encode([bytes(a.dims) for a in args]).map(_dims),
     }
     return Ops(len(events), columns)

@@ -60,7 +60,7 @@ class EventStream:
     """Iterate over `Batch`es; afterwards `rest` is the file's JSON with an empty event list, `cut` says whether the
     file ended before the list did, `size` counts bytes. Raises InputError: no event list, or a kernel's damage."""
 
-    def __init__(self, path: Path, block_bytes: int = 8 << 20, salvage: bool = False):
+    def __init__(self, path: Path, block_bytes: int = 4 << 20, salvage: bool = False):
         self.path, self.block_bytes, self.salvage = path, block_bytes, salvage
         self.rest, self.cut, self.size, self.cleaned = b"", False, 0, False
 

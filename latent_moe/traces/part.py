@@ -83,15 +83,17 @@ def launches(kernels: Kernels, calls: Calls) -> None:
     """
     if not len(calls) or "correlation" not in kernels.columns:
         return
-    both = shared_codes(kernels["process"], calls["process"])
-    order = np.lexsort((calls["correlation"], both[1]))
-    keys = _keys(both[1][order], np.asarray(calls["correlation"])[order])
-    wanted = _keys(both[0], np.asarray(kernels["correlation"]))
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found = (keys[place] == wanted) & (np.asarray(kernels["correlation"]) != 0)
-    rows = order[place]
-    kernels["launch_ns"] = np.where(found, calls["start_ns"][rows], kernels["launch_ns"])
-    kernels["thread"] = np.where(found, calls["thread"][rows], kernels["thread"])
+    mine, theirs = shared_codes(kernels["process"], calls["process"])
+    launch, thread = np.array(kernels["launch_ns"]), np.array(kernels["thread"])
+    for process in np.unique(theirs):
+        rows, others = (np.flatnonzero(codes == process) for codes in (mine, theirs))
+        order = others[np.argsort(calls["correlation"][others], kind="stable")]
+        keys, wanted = calls["correlation"][order], np.asarray(kernels["correlation"])[rows]
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        found = (keys[place] == wanted) & (wanted != 0)
+        launch[rows[found]] = calls["start_ns"][order[place[found]]]
+        thread[rows[found]] = calls["thread"][order[place[found]]]
+    kernels["launch_ns"], kernels["thread"] = launch, thread
 
 
 def shared_codes(one: Coded, other: Coded) -> tuple[np.ndarray, np.ndarray]:
@@ -99,9 +101,3 @@ def shared_codes(one: Coded, other: Coded) -> tuple[np.ndarray, np.ndarray]:
     index = {text: code for code, text in enumerate(one.values)}
     places = np.array([index.setdefault(text, len(index)) for text in other.values] + [-1])
     return np.asarray(one.codes), places[other.codes]
-
-
-def _keys(codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    keys = np.empty(len(codes), dtype=[("code", np.int64), ("number", np.int64)])
-    keys["code"], keys["number"] = codes, numbers
-    return keys

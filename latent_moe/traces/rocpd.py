@@ -29,6 +29,11 @@ _NUMBERS = (
         "grid_size_z",
     ),
 )
+# Columns that hold one value in most recordings: found by one pass, and not fetched then.
+_OFTEN_ONE = (
+    *("pid", "agent_id", "region_name_id", "workgroup_size_y", "workgroup_size_z"),
+    *("grid_size_y", "grid_size_z"),
+)
 
 
 @dataclass(frozen=True)
@@ -121,28 +126,43 @@ def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
         raise InputError(
             f"{recorded.path}: {table} has no start, end and kernel_id: not rocpd as this project knows it"
         )
+    n, same = _constants(recorded, table, [name for name in _OFTEN_ONE if name in wanted])
+    wanted = [name for name in wanted if name not in same]
     picked = [f"ifnull(D.{sqlite.quoted(name)}, {0 if name in ('start', 'end') else -1})" for name in wanted]
-    events, join = recorded.table("rocpd_event"), ""
-    if marked and events and "event_id" in known:
-        stacks = [
-            name
-            for name in ("stack_id", "parent_stack_id")
-            if name in sqlite.columns_of(recorded.connection, events)
-        ]
-        picked += [f"ifnull(E.{name}, 0)" for name in stacks]
-        wanted = [*wanted, *stacks]
-        join = f"LEFT JOIN {sqlite.quoted(events)} E ON E.id = D.event_id" + (
-            " AND E.guid = D.guid" if recorded.guid else ""
-        )
+    join, stacks = _event_join(recorded, known) if marked else ("", [])
+    picked += [f"ifnull(E.{name}, 0)" for name in stacks]
     condition, parameters = recorded.where("D.")
     statement = f"SELECT {', '.join(picked)} FROM {sqlite.quoted(table)} D {join} {condition}"
-    values = sqlite.integers(recorded.connection, statement, len(wanted), recorded.path, parameters)
-    n = values.shape[1]
-    absent = {
-        name: np.broadcast_to(np.int64(0 if "stack" in name else -1), n)
-        for name in (*_NUMBERS, "stack_id", "parent_stack_id")
+    width = len(wanted) + len(stacks)
+    values = sqlite.integers(recorded.connection, statement, width, n, recorded.path, parameters)
+    absent = dict.fromkeys(_NUMBERS, -1) | {"stack_id": 0, "parent_stack_id": 0} | same
+    columns = {name: np.broadcast_to(np.int64(value), n) for name, value in absent.items()}
+    return columns | dict(zip([*wanted, *stacks], values, strict=True))
+
+
+def _constants(recorded: Recorded, table: str, names: list[str]) -> tuple[int, dict[str, int]]:
+    """(number of rows, {column: its value} for the columns that hold one value): not to be fetched row by row."""
+    picked = [f"{f}(ifnull({sqlite.quoted(name)}, -1))" for name in names for f in ("min", "max")]
+    condition, parameters = recorded.where()
+    statement = f"SELECT count(*), {', '.join(picked) or 'NULL'} FROM {sqlite.quoted(table)} {condition}"
+    n, *ends = recorded.connection.execute(statement, parameters).fetchone()
+    pairs = zip(names, ends[::2], ends[1::2], strict=False)
+    return n, {
+        name: low
+        for name, low, high in pairs
+        if low == high and isinstance(low, int) and isinstance(high, int)
     }
-    return absent | dict(zip(wanted, values, strict=True))
+
+
+def _event_join(recorded: Recorded, known: list[str]) -> tuple[str, list[str]]:
+    """(the join of the dispatches' events, which of the stack columns they have)."""
+    events = recorded.table("rocpd_event")
+    if not events or "event_id" not in known:
+        return "", []
+    has = sqlite.columns_of(recorded.connection, events)
+    same = " AND E.guid = D.guid" if recorded.guid else ""
+    join = f"LEFT JOIN {sqlite.quoted(events)} E ON E.id = D.event_id{same}"
+    return join, [name for name in ("stack_id", "parent_stack_id") if name in has]
 
 
 def _kernels(

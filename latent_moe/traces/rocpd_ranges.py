@@ -54,9 +54,17 @@ _PICKED = (
 )
 
 
+def _cells(recorded, source: str, parameters: tuple) -> np.ndarray:
+    """[5, n]: process row, thread row, start, end, stack id."""
+    count = recorded.connection.execute(f"SELECT count(*) {source}", parameters).fetchone()[0]
+    return sqlite.integers(
+        recorded.connection, f"SELECT {_PICKED} {source}", 5, count, recorded.path, parameters
+    )
+
+
 def _calls(recorded, keys: list[int], processes, known_threads) -> Calls:
     source, parameters = _from(recorded, keys)
-    cells = sqlite.integers(recorded.connection, f"SELECT {_PICKED} {source}", 5, recorded.path, parameters)
+    cells = _cells(recorded, source, parameters)
     columns = {
         "process": from_keys(cells[0], processes, "{}"),
         "thread": thread_ids(cells[1], known_threads),
@@ -72,7 +80,7 @@ def _ranges(recorded, keys: list[int], processes, known_threads) -> Ranges:
     strings = sqlite.quoted(recorded.table("rocpd_string"))
     join = f"LEFT JOIN {strings} S ON S.id = R.name_id" + (" AND S.guid = R.guid" if recorded.guid else "")
     source, parameters = _from(recorded, keys, join)
-    cells = sqlite.integers(recorded.connection, f"SELECT {_PICKED} {source}", 5, recorded.path, parameters)
+    cells = _cells(recorded, source, parameters)
     rows = recorded.connection.execute(f"SELECT S.string, {message} {source}", parameters)
     columns = {
         "process": from_keys(cells[0], processes, "{}"),

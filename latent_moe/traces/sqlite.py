@@ -47,27 +47,18 @@ def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})")]
 
 
-def integers(
-    connection: sqlite3.Connection, statement: str, width: int, path: Path, parameters=()
-) -> np.ndarray:
-    """[width, n] int64: a statement's columns, block by block. Raises InputError where a cell is no whole number."""
-    cursor, found = connection.execute(statement, parameters), []
-    cursor.arraysize = _ROWS
-    while rows := cursor.fetchmany():
+def integers(connection, statement: str, width: int, n: int, path: Path, parameters=()) -> np.ndarray:
+    """[width, n] int64: a statement's columns, fetched block by block into place.
+
+    n is the number of rows it yields at most; fewer make a narrower array. Raises InputError where a cell is no whole
+    number, or more rows come than n.
+    """
+    result, place = np.empty((width, n), dtype=np.int64), 0
+    cursor = connection.execute(statement, parameters)
+    while width and (rows := cursor.fetchmany(_ROWS)):
         try:
-            # A contiguous copy each way: the transposed view would keep the block, and later steps read by column.
-            found.append(np.ascontiguousarray(np.array(rows, dtype=np.int64).T))
+            result[:, place : place + len(rows)] = np.array(rows, dtype=np.int64).T
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: damaged database, a cell is no whole number ({error})") from None
-    return _beside(found, width)
-
-
-def _beside(blocks: list[np.ndarray], width: int) -> np.ndarray:
-    result = np.empty((width, sum(block.shape[1] for block in blocks)), dtype=np.int64)
-    place = 0
-    blocks.reverse()
-    while blocks:
-        block = blocks.pop()
-        result[:, place : place + block.shape[1]] = block
-        place += block.shape[1]
-    return result
+        place += len(rows)
+    return result[:, :place] if width else result

@@ -4,7 +4,7 @@ Columns are numpy arrays, text is dictionary-encoded (`Coded`), and the pandas D
 for it: importing pandas costs more than reading a 37 MB trace. Times and durations are nanoseconds (int64).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,23 +94,34 @@ class Coded:
         """The given rows (an index array or a mask), with the same dictionary."""
         return Coded(self.codes[rows], self.values)
 
-    def map(self, values: Sequence[str | None]) -> "Coded":
-        """Another text for each dictionary entry, equal texts sharing one code."""
-        fresh = encode(values)
-        codes = np.append(fresh.codes, np.int32(-1))
+    def map(self, change: Callable | Sequence[str | None]) -> "Coded":
+        """Another text for each dictionary entry (a function of it, or all in order), equal texts sharing a code."""
+        fresh = encode([change(value) for value in self.values] if callable(change) else change)
+        codes = np.append(fresh.codes, fresh.codes.dtype.type(-1))
         return Coded(codes[self.codes], fresh.values)
 
 
-def encode(texts: Iterable[str | None]) -> Coded:
-    """Dictionary-encode texts, in order of first appearance."""
-    index: dict[str, int] = {}
-    codes = [-1 if text is None else index.setdefault(text, len(index)) for text in texts]
-    return Coded(np.array(codes, dtype=np.int32), list(index))
+def narrow(codes: np.ndarray, size: int) -> np.ndarray:
+    """Codes of a dictionary of `size` texts in the smallest signed integers that hold them and -1."""
+    kind = np.int8 if size < 1 << 7 else np.int16 if size < 1 << 15 else np.int32
+    return codes.astype(kind, copy=False)
+
+
+def encode(texts: Iterable) -> Coded:
+    """Dictionary-encode texts (or other things to be mapped to text), in order of first appearance."""
+    texts = texts if isinstance(texts, list | tuple) else list(texts)
+    values = list(dict.fromkeys(texts))
+    if None in values:
+        values.remove(None)
+    index: dict = {text: code for code, text in enumerate(values)}
+    index[None] = -1
+    codes = np.fromiter(map(index.__getitem__, texts), dtype=np.int32, count=len(texts))
+    return Coded(narrow(codes, len(values)), values)
 
 
 def constant(text: str | None, n: int) -> Coded:
     """A column that holds one text n times, in the memory of one code."""
-    code = np.int32(-1 if text is None else 0)
+    code = np.int8(-1 if text is None else 0)
     return Coded(np.broadcast_to(code, n), [] if text is None else [text])
 
 
@@ -136,7 +147,7 @@ def sizes(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> Coded:
         texts = [str(v) for v in np.unique(part)]
         pairs, codes = np.unique(codes.astype(np.int64) * len(texts) + _codes(part), return_inverse=True)
         values = [f"{values[p // len(texts)]}x{texts[p % len(texts)]}" for p in pairs.tolist()]
-    return Coded(codes.astype(np.int32), values)
+    return Coded(narrow(codes, len(values)), values)
 
 
 def _codes(values: np.ndarray) -> np.ndarray:
@@ -179,23 +190,32 @@ class Columns:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Columns"]):
-        """All rows of all parts; dictionaries are merged."""
+        """All rows of all parts; dictionaries are merged. The parts are used up: they give each column away as it is
+        joined, so that long tables are not held twice."""
         if len(parts) == 1:
             return parts[0]
         names = [name for name in cls.fields if any(name in part.columns for part in parts)]
-        return cls(sum(map(len, parts)), {name: _joined([part[name] for part in parts]) for name in names})
+        return cls(
+            sum(map(len, parts)), {name: _joined([part._give(name) for part in parts]) for name in names}
+        )
+
+    def _give(self, name: str):
+        column = self[name]
+        self.columns.pop(name, None)
+        return column
 
 
 def _joined(columns: list):
     if not isinstance(columns[0], Coded):
         return np.concatenate(columns)
     merged = encode(value for column in columns for value in column.values)
-    codes, first = [], 0
+    codes, first = np.empty(sum(map(len, columns)), dtype=merged.codes.dtype), 0
+    place = 0
     for column in columns:
-        places = np.append(merged.codes[first : first + len(column.values)], np.int32(-1))
-        codes.append(places[column.codes])
-        first += len(column.values)
-    return Coded(np.concatenate(codes), merged.values)
+        places = np.append(merged.codes[first : first + len(column.values)], merged.codes.dtype.type(-1))
+        codes[place : place + len(column)] = places[column.codes]
+        first, place = first + len(column.values), place + len(column)
+    return Coded(codes, merged.values)
 
 
 class Kernels(Columns):
