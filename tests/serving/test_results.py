@@ -4,9 +4,9 @@ import contextlib
 import json
 
 import pytest
-from result_builders import CLIENT, bench_run, scaled, write_bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from result_builders import CLIENT, bench_run, scaled, write_bench
 
 from latent_moe.errors import InputError
 from latent_moe.serving.results import METRICS, read_file, read_results, read_text

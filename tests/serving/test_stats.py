@@ -84,7 +84,7 @@ def test_power_against_simulation():
 
 
 def test_recommendation_grows_with_noise_and_shrinks_with_effect():
-    few = [0.0, 0.02, -0.02, 0.01]
+    few = [0.0, 0.04, -0.04, 0.02]
     base = stats.recommend_pairs(few)
     assert base.planned_sd_pct > base.sd_pct
     assert stats.recommend_pairs([2 * ratio for ratio in few]).pairs > base.pairs
