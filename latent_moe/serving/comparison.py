@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from latent_moe.serving import guards, pairing, stats
@@ -98,13 +99,20 @@ def _success_rates(runs: list[Run]) -> dict[str, float]:
 
 
 def recommend_from_runs(
-    paths: list, baseline: str | None = None, candidate: str | None = None, **goal
-) -> dict:
-    """{(isl, osl, concurrency): Recommendation} for the primary metric from the runs taken so far; `goal` as there."""
-    results = read_results(paths)
+    folder: str | Path, baseline: str | None = None, candidate: str | None = None, **goal
+) -> dict[int, stats.Recommendation]:
+    """{concurrency: Recommendation} for the primary metric from the runs in a folder so far; `goal` is passed on to
+    `recommend_pairs`. Where a concurrency was run with several lengths, the one that needs most pairs speaks.
+    """
+    results = read_results([folder])
     left, right = choose_arms(results, baseline, candidate)
     cells = _cells([run for run in results.runs if run.arm in (left, right)], left, right)
-    return {one[0].cell: _recommend(one, other, goal) for one, other in cells if one and other}
+    found: dict[int, stats.Recommendation] = {}
+    for one, other in cells:
+        if one and other and (concurrency := one[0].concurrency) is not None:
+            both = [item for item in (found.get(concurrency), _recommend(one, other, goal)) if item]
+            found[concurrency] = max(both, key=lambda item: item.planned_sd_pct or 0.0)
+    return found
 
 
 def _recommend(one: list[Run], other: list[Run], goal: dict) -> stats.Recommendation:

@@ -14,11 +14,14 @@ from latent_moe.serving import fields
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy completion: its tokens (ids or strings), and each chosen token's logprob (None: not given)."""
+    """One greedy completion: its tokens (ids or strings), each chosen token's logprob (None: not given), and by how
+    many nats it led the second best (empty: not given).
+    """
 
     prompt: str
     tokens: tuple[int | str, ...]
     logprobs: tuple[float | None, ...]
+    margins: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Parity:
     """What two arms share. Shares lie between 0 and 1; `max_logprob_diff` is in nats, None without logprobs.
 
     `same_tokens_share` counts tokens up to each answer's first difference; what follows it counts as different.
+    `first_difference` gives its position by prompt, `margins` the baseline's lead of its token over the second best there,
+    in nats: a lead as small as the arms' logprob differences is a tie that rounding decides.
     """
 
     prompts: int
@@ -45,6 +50,7 @@ class Parity:
     same_tokens_share: float
     max_logprob_diff: float | None
     first_difference: dict[str, int]
+    margins: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -81,7 +87,21 @@ def _answer(item: dict[str, Any], where: str) -> Answer:
     if not isinstance(logprobs, list) or len(logprobs) != len(tokens):
         raise InputError(f"{where}: {len(tokens)} tokens, but not as many logprobs")
     numbers = tuple(fields.number({"logprob": value}, ("logprob",), where) for value in logprobs)
-    return Answer(repr(item.get("prompt")), tuple(tokens), numbers)
+    return Answer(repr(item.get("prompt")), tuple(tokens), numbers, _margins(item, where))
+
+
+def _margins(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
+    """Lead of the best over the second best token at each position, from `top_logprobs`; None where fewer are given."""
+    listed = item.get("top_logprobs") or []
+    if not isinstance(listed, list) or not all(isinstance(best, dict | None) for best in listed):
+        raise InputError(f"{where}: top_logprobs is no list of objects")
+    return tuple(_lead(best or {}, where) for best in listed)
+
+
+def _lead(best: dict[str, Any], where: str) -> float | None:
+    found = (fields.number(best, (token,), where) for token in best)
+    ordered = sorted((value for value in found if value is not None), reverse=True)
+    return ordered[0] - ordered[1] if len(ordered) > 1 else None
 
 
 def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
@@ -105,7 +125,14 @@ def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
         same_tokens_share=sum(same.values()) / total,
         max_logprob_diff=max(gaps, default=None),
         first_difference={key: same[key] for key in pairs if same[key] < longest[key]},
+        margins=_margins_at(pairs, same),
     )
+
+
+def _margins_at(pairs: dict[str, tuple[Answer, Answer]], same: dict[str, int]) -> dict[str, float]:
+    """The baseline's lead at each first difference, where it is known."""
+    leads = {key: one.margins[same[key]] for key, (one, _) in pairs.items() if same[key] < len(one.margins)}
+    return {key: lead for key, lead in leads.items() if lead is not None}
 
 
 def _check_same_prompts(baseline: Answers, candidate: Answers) -> None:

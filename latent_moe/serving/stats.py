@@ -132,12 +132,16 @@ def recommend_pairs(
     spread = float(ratios.std(ddof=1))
     planned = spread * math.sqrt((ratios.size - 1) / stats.chi2.ppf(0.2, ratios.size - 1))
     pairs = _smallest(math.log1p(effect_pct / 100), planned, power)
-    note = f"planned from {ratios.size} pairs" + (
-        "" if ratios.size > 2 else ": two say little about the spread"
-    )
-    if pairs is None:
-        note = f"more than {_PAIRS_CEILING} pairs: this machine is too noisy for {effect_pct:g} %"
+    note = _note(pairs, int(ratios.size), spread, effect_pct, power)
     return Recommendation(pairs, 100 * spread, 100 * planned, effect_pct, power, note)
+
+
+def _note(pairs: int | None, seen: int, spread: float, effect_pct: float, power: float) -> str:
+    """The recommendation in words."""
+    basis = f"{seen} pairs spread by {100 * spread:.2g} %" + (" (two say little)" if seen == 2 else "")
+    if pairs is None:
+        return f"{basis}: more than {_PAIRS_CEILING} pairs, too noisy for {effect_pct:g} %"
+    return f"{basis}: {pairs} pairs in all find {effect_pct:g} % with probability {power:g}"
 
 
 def _smallest(effect: float, spread: float, power: float) -> int | None:

@@ -105,6 +105,16 @@ def test_what_follows_a_difference_does_not_count_as_same():
     )  # only before the difference: contexts are equal there
 
 
+def test_a_tie_is_told_from_a_difference():
+    best = [{"a": -0.1, "b": -4.0}, {"c": -0.70, "d": -0.71}]
+    one = answers({"tokens": ["a", "c"], "top_logprobs": best})
+    found = compare_greedy(one, answers({"tokens": ["a", "d"]}, arm="b"))
+    assert found.margins == pytest.approx({"p0": 0.01})
+    assert compare_greedy(one, one).margins == {}
+    with pytest.raises(InputError, match="top_logprobs"):
+        answers({"tokens": ["a"], "top_logprobs": [3]})
+
+
 def test_one_arm_that_stops_early_is_not_the_same():
     found = compare_greedy(answers({"token_ids": [5, 6, 7]}), answers({"token_ids": [5, 6]}, arm="b"))
     assert found.same_tokens_share == pytest.approx(2 / 3)

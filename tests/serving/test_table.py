@@ -172,9 +172,10 @@ def test_absent_metric_has_no_row(fixtures):
 
 
 def test_recommendation_from_the_runs_so_far(demo):
-    found = recommend_from_runs([demo], baseline="baseline", candidate="candidate")
-    assert set(found) == {(256, 64, 4), (256, 64, 8)}
+    found = recommend_from_runs(demo)
+    assert set(found) == {4, 8}
     assert all(item.pairs >= 10 for item in found.values())
+    assert "3 pairs spread by" in found[4].note
 
 
 def test_frame_for_plots(demo):

@@ -44,7 +44,7 @@ def _read_folder(top: Path, arm: str | None) -> Results:
         try:
             results.add(read_file(path).named(arm or _name_within(path, top)))
         except NotAResult:
-            if path.name not in known:
+            if path.relative_to(top).as_posix() not in known:
                 skipped.append(path.relative_to(top).as_posix())
     if not (results.runs or results.accuracies or results.answers):
         raise InputError(f"{top}: no result file in this folder")
