@@ -4,11 +4,16 @@ from argparse import ArgumentParser, Namespace
 
 HELP = "Predict the change from published kernels and the cost model; set it beside what was published."
 PUBLISHED = "mi355x_pr51253"
+HERE = "here"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Options of the verb; what is left out comes from the manifest beside the table."""
-    parser.add_argument("--hardware", metavar="NAME", help="machine of the table (default: the manifest's)")
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="machine of the table; here: calibrate this one (default: the manifest's)",
+    )
     parser.add_argument(
         "--table", metavar="CSV", help=f"published-format table (default: profiles/{PUBLISHED})"
     )
@@ -30,7 +35,10 @@ def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.cost import report
 
-    answer = report.predict(vars(args) | {"table": args.table or _published()})
+    options = vars(args) | {"table": args.table or _published()}
+    if args.hardware == HERE:
+        options |= {"machine": _this_machine()}
+    answer = report.predict(options)
     emit(args, answer, report.text(answer))
     return 0
 
@@ -39,3 +47,16 @@ def _published() -> str:
     from latent_moe.profiles import profile_path
 
     return str(profile_path(PUBLISHED))
+
+
+def _this_machine():
+    from latent_moe.capture.calibrate import calibrate
+    from latent_moe.cli.output import progress
+    from latent_moe.cost import hardware
+
+    found = calibrate()
+    progress(
+        f"{found.device}: copies {found.copy_tb_per_s:.3g} TB/s, {found.gemm_tflops:.3g} TFLOP/s "
+        f"{found.gemm_dtype}, {found.launch_us:.3g} us a kernel; links are assumed"
+    )
+    return hardware.from_calibration(found.figures(), hardware.get("h200"))

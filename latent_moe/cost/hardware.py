@@ -118,7 +118,8 @@ def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
     """This machine: `like` with what `capture.calibrate` measured here in place of its figures.
 
     `measured` has copy_tb_per_s, gemm_tflops and launch_us. Data-sheet peaks of an unknown machine are not known:
-    the measured rates become the peaks and the efficiencies become 1.
+    the measured rates become the peaks and the efficiencies become 1. Links and cache stay those of `like`, which is
+    an assumption: the collectives' terms are no better than that.
     """
     missing = [key for key in ("copy_tb_per_s", "gemm_tflops", "launch_us") if not measured.get(key)]
     if missing:
@@ -126,5 +127,8 @@ def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
     rates = {"peak_bf16_tflops": measured["gemm_tflops"], "hbm_tb_per_s": measured["copy_tb_per_s"]}
     full = dict.fromkeys(("gemm_efficiency", "gemm_bandwidth_efficiency", "stream_efficiency"), 1.0)
     launch = {"kernel_us": measured["launch_us"], "gemm_floor_us": measured["launch_us"]}
-    kinds = dict(like.kinds) | dict.fromkeys([*rates, *full, *launch], "measured")
-    return like.replace(name="this machine", gemm_times=None, kinds=kinds, **rates, **full, **launch)
+    # What was not measured is another machine's: assumed, whatever it is there.
+    kinds = dict.fromkeys(FIGURES, "assumed") | dict.fromkeys([*rates, *full, *launch], "measured")
+    return like.replace(
+        name="this machine", arch="measured here", gemm_times=None, kinds=kinds, **rates, **full, **launch
+    )

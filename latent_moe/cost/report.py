@@ -25,7 +25,8 @@ MANIFEST_NAMES = {"moe_layers": "layers", "max_num_batched_tokens": "budget"}
 
 
 def predict(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer for a table. `options`: table, and any of the verb's options (None: from the manifest, else default).
+    """Answer for a table. `options`: table, and any of the verb's options (None: from the manifest, else default);
+    `machine`, a Hardware, goes before the name of one.
 
     Raises InputError for an unusable table, unknown hardware, or a tp that does not divide the hidden size.
     """
@@ -39,7 +40,7 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
     setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
     _check(setup)
     check_case(1, setup.tp, config)
-    machine = hardware.get(given["hardware"], _constants(given))
+    machine = given.get("machine") or hardware.get(given["hardware"], _constants(given))
     prediction = predict_table(rows, _savings(given, machine, config), setup, given.get("anchor"))
     return _answer(prediction, given, machine)
 

@@ -112,3 +112,18 @@ def test_an_unknown_unit_is_one_line_and_exit_2(capsys, tmp_path):
         "isl,osl,concurrency,config,total_tok_per_s,mean_ttft_us,mean_tpot_ms\n8192,1024,8,main,1,1,1\n"
     )
     assert "unknown column or unit 'mean_ttft_us'" in _refused(capsys, "--table", str(file))
+
+
+def test_a_calibrated_machine_goes_before_a_named_one(published_path):
+    from latent_moe.cost import hardware, report
+
+    figures = {"copy_tb_per_s": 4.0, "gemm_tflops": 700.0, "launch_us": 3.0}
+    machine = hardware.from_calibration(figures, hardware.get("h200"))
+    answer = report.predict({"table": published_path, "machine": machine, "hardware": "here"})
+    assert answer["hardware"] == "this machine"
+    assert answer["mae_pp"]["total_tok_per_s"] > 0
+
+
+@pytest.fixture
+def published_path():
+    return str(profile_path("mi355x_pr51253"))

@@ -63,6 +63,7 @@ def test_a_calibration_replaces_the_figures_and_says_measured():
     )
     assert here.stream_us(0.02e6) == pytest.approx(1.0)
     assert (here.kernel_us, here.kinds["kernel_us"]) == (5.0, "measured")
+    assert here.kinds["link_gb_per_s"] == "assumed"
     with pytest.raises(InputError, match="launch_us"):
         hardware.from_calibration({"copy_tb_per_s": 1, "gemm_tflops": 1}, hardware.get("h200"))
 
