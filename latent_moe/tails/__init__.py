@@ -12,7 +12,11 @@ from typing import Any
 import torch
 
 from latent_moe.tails.basic import column_parallel, replicated
+from latent_moe.tails.fused import fused, refuse_fused
 from latent_moe.tails.norm import RMSNorm, apply_norm
+from latent_moe.tails.overlap import overlap
+from latent_moe.tails.pipelined import pipelined
+from latent_moe.tails.token_parallel import token_parallel
 
 
 def never_refuses(config: Any, tp_size: int, tokens: int) -> str | None:
@@ -20,7 +24,18 @@ def never_refuses(config: Any, tp_size: int, tokens: int) -> str | None:
     return None
 
 
-__all__ = ["TAILS", "RMSNorm", "Tail", "apply_norm", "column_parallel", "replicated"]
+__all__ = [
+    "TAILS",
+    "RMSNorm",
+    "Tail",
+    "apply_norm",
+    "column_parallel",
+    "fused",
+    "overlap",
+    "pipelined",
+    "replicated",
+    "token_parallel",
+]
 
 
 @dataclass(frozen=True)
@@ -43,5 +58,11 @@ TAILS = {
     for tail in (
         Tail("replicated", replicated, "all", "every rank does the whole up-projection"),
         Tail("column_parallel", column_parallel, "own", "each rank its columns; the all-reduce stitches"),
+        Tail("overlap", overlap, "all", "the whole up-projection under the shared experts' all-reduce"),
+        Tail(
+            "token_parallel", token_parallel, "all", "each rank its tokens: reduce-scatter, end, all-gather"
+        ),
+        Tail("pipelined", pipelined, "own", "column_parallel in chunks, all-reduces under GEMMs"),
+        Tail("fused", fused, "own", "column_parallel with one Triton launch", refuse_fused),
     )
 }

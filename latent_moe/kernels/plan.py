@@ -1,0 +1,56 @@
+"""Which tile sizes the fused kernel runs with: the tuned ones where they are recorded, else a rule.
+
+T tokens, N columns of this rank, K latent.
+"""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TUNED = Path(__file__).with_name("tuned.csv")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tile sizes, the number of programs K is split over, and the compiler's options."""
+
+    block_t: int
+    block_n: int
+    block_k: int
+    split: int
+    warps: int
+    stages: int
+
+
+@cache
+def _tuned() -> dict[tuple[str, int, int, int], Plan]:
+    if not TUNED.is_file():
+        return {}
+    with TUNED.open(newline="", encoding="utf-8") as file:
+        return {
+            (row["arch"], int(row["n"]), int(row["k"]), int(row["bucket"])): Plan(
+                *(int(row[name]) for name in ("block_t", "block_n", "block_k", "split", "warps", "stages"))
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def bucket(tokens: int) -> int:
+    """The power of two at or above `tokens`: plans are tuned and reused per bucket."""
+    return 1 << (max(tokens, 1) - 1).bit_length()
+
+
+def choose(arch: str, tokens: int, n: int, k: int) -> Plan:
+    """The plan for `arch` (sm_90, gfx950): tuned for this N, K and T's bucket, or by rule."""
+    return _tuned().get((arch, n, k, bucket(tokens))) or by_rule(tokens, n, k)
+
+
+def by_rule(tokens: int, n: int, k: int) -> Plan:
+    """About one program for each of 128 processors, 64-wide tiles, as many splits as that takes."""
+    block_t = min(max(bucket(tokens), 16), 64)
+    block_n = 64 if n >= 64 else max(16, bucket(n))
+    tiles = -(-tokens // block_t) * -(-n // block_n)
+    block_k = 64 if k >= 64 else max(16, bucket(k))
+    split = max(1, min(128 // tiles, 16, -(-k // (2 * block_k))))
+    return Plan(block_t, block_n, block_k, split, warps=4, stages=3)

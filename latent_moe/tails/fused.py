@@ -1,0 +1,23 @@
+"""`fused`: column_parallel whose norm, GEMM and accumulate are one Triton launch.
+
+T tokens, H hidden, L latent, tp ranks; W_r [H/tp, L].
+"""
+
+import torch
+
+from latent_moe.kernels import norm_project_accumulate, why_not
+from latent_moe.parallel import TensorParallel
+
+
+def fused(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
+    """l = AR(routed); shared[:, r] += norm(l) W_r^T in one launch; out = AR(shared)."""
+    latent = tp.all_reduce(routed)  # [T, L]
+    own = shared[:, tp.columns(shared.shape[1])]  # [T, H/tp], a view
+    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    norm_project_accumulate(latent, gain, eps, weight, own)
+    return tp.all_reduce(shared)  # [T, H]
+
+
+def refuse_fused(config, tp_size: int, tokens: int) -> str | None:
+    """Why the fused kernel cannot run here, or None."""
+    return why_not(config.hidden_size, config.latent_size or config.hidden_size)
