@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from traces import build
+sys.path.insert(0, str(Path(__file__).parent / "traces"))
+import trace_files as build
 
 _EVENT = (
     '{{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": {a}.125, "dur": 9.5, "args": '
