@@ -66,13 +66,3 @@ def test_a_calibration_replaces_the_figures_and_says_measured():
     assert here.kinds["link_gb_per_s"] == "assumed"
     with pytest.raises(InputError, match="launch_us"):
         hardware.from_calibration({"copy_tb_per_s": 1, "gemm_tflops": 1}, hardware.get("h200"))
-
-
-def test_this_machine_can_be_calibrated():
-    from latent_moe.capture.calibrate import calibrate
-
-    found = calibrate("cpu", gemm_size=64, copy_mb=4)
-    assert all(value > 0 for value in found.figures().values())
-    assert (
-        hardware.from_calibration(found.figures(), hardware.get("h200")).peak_bf16_tflops == found.gemm_tflops
-    )
