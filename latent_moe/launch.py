@@ -125,7 +125,7 @@ class _Ranks:
         return [answers[rank] for rank in sorted(answers)]
 
     def _take(self, ready, answers: dict[int, Any]) -> None:
-        heard = {self.listening.pop(connection): _receive(connection) for connection in ready}
+        heard: dict[int, Any] = {self.listening.pop(connection): _receive(connection) for connection in ready}
         # A rank that died is the cause; the peers that then lost their connection to it are the effect.
         for rank, message in heard.items():
             if message is None:

@@ -71,6 +71,10 @@ class RoutedExperts(nn.Module):
 class SharedExperts(nn.Module):
     """The shared experts as one MLP of width S, S/tp on this rank: x [T, H] -> partial [T, H]."""
 
+    gate_proj: nn.Parameter  # [S/tp, H]
+    up_proj: nn.Parameter  # [S/tp, H]
+    down_proj: nn.Parameter  # [H, S/tp]
+
     def __init__(self, config: LatentMoEConfig, tp: TensorParallel, weights, dtype: torch.dtype):
         super().__init__()
         self.config = config

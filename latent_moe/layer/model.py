@@ -72,7 +72,7 @@ class LatentMoELM(nn.Module):
         self.norm = self._norm(checkpoint, NORM, tp, dtype)
         numbers = range(config.num_layers)
         self.norms = nn.ModuleList(self._norm(checkpoint, LAYER_NORM.format(i), tp, dtype) for i in numbers)
-        how = {"dtype": dtype, "runner_cls": runner_cls, "runner_args": runner_args}
+        how: dict[str, Any] = {"dtype": dtype, "runner_cls": runner_cls, "runner_args": runner_args}
         self.layers = nn.ModuleList(LatentMoE(config, tp, checkpoint.layer(i), **how) for i in numbers)
 
     @torch.no_grad()

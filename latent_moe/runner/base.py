@@ -110,7 +110,7 @@ class MoERunner(nn.Module):
 
     def replicated_tail(self, routed, shared) -> torch.Tensor:
         """The tail for every kind of layer: whole up-projection on every rank, whatever has to be reduced."""
-        transform = self.routed_output_transform
+        transform: Any = self.routed_output_transform
         if transform is None:
             return self._plain_tail(routed, shared)
         weight = transform.rows("all")  # [H, L]
@@ -142,7 +142,7 @@ def make_runner(
     runner_cls: type[MoERunner] | None,
     config: LatentMoEConfig,
     tp: TensorParallel,
-    parts: dict[str, nn.Module | None],
+    parts: dict[str, Any],
     runner_args: dict[str, Any] | None = None,
 ) -> MoERunner:
     """The seam: a model names the class that runs its MoE layers; None is the baseline, `MoERunner`."""

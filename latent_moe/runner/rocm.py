@@ -72,7 +72,7 @@ class ROCmLatentMoERunner(MoERunner):
         if self.last.tail == "replicated":
             return self.replicated_tail(routed, shared)
         chosen = TAILS[self.last.tail]
-        transform = self.routed_output_transform
+        transform: Any = self.routed_output_transform
         weight = transform.rows(chosen.rows)  # [H, L] or [H/tp, L]
         return chosen.function(
             routed, shared, weight, transform.norm, self.tp, **self._options(chosen.function)

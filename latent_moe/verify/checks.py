@@ -77,4 +77,5 @@ def _own_columns(runner, routed, shared) -> bool | None:
     changed = (before_reduce != shared).any(0)  # [H]
     own = torch.zeros_like(changed)
     own[runner.tp.columns(shared.shape[1])] = True
-    return bool((changed == own).all())
+    # A small sum may round away in bf16: not every own column need change, no other one may.
+    return bool(changed[own].any() and not changed[~own].any())

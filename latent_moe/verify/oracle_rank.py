@@ -79,12 +79,12 @@ def _run(layer, x) -> dict[str, Any]:
 def _vllm_layer(tp, config: LatentMoEConfig, weights):
     from vllm.models.kimi_k3.amd.linear import KimiMoE
 
-    layer = KimiMoE(_kimi_config(config), prefix="model.layers.0.block_sparse_moe")
+    layer: Any = KimiMoE(_kimi_config(config), prefix="model.layers.0.block_sparse_moe")
     _fill(layer, tp, config, weights)
     up = layer.routed_expert_up_proj
     kept = up.weight.data.clone()
     for module in layer.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if hasattr(method, "process_weights_after_loading"):
             method.process_weights_after_loading(module)
     # The CPU backend repacks weights and may empty them; the sharded tail reads this one.

@@ -106,7 +106,7 @@ def test_one_bad_rank_fails_the_whole(bad, ok):
 def test_the_reference_tells_a_wrong_layer():
     config = checked_config("tiny")
     weights = dict(SeededWeights(config, 1))
-    x = inputs(config, weights, 8, 1, [torch.float32])
+    x = inputs(config, weights, 64, 1, [torch.float32])
     right = reference(config, weights, x)
     for name in weights:
         changed = reference(config, weights | {name: weights[name] * 1.01}, x)
