@@ -36,8 +36,8 @@ class Table:
         next(rows, None)
         while chunk := list(islice(rows, _ROWS)):
             good = self._whole(chunk)
-            self.row += len(chunk)
             yield dict(zip(self.header, zip(*good, strict=True), strict=True)) if good else {}
+            self.row += len(chunk)
 
     def _rows(self) -> Iterator[list[str]]:
         raw = io.BufferedReader(_Raw(blocks(self.path, 1 << 20, self.salvage)), 1 << 20)
@@ -82,7 +82,7 @@ class Table:
         cell = cell.strip()
         if not cell:
             return absent
-        where = f"{self.path}: column {self.title(column)}, row {self.row + place - 1}"
+        where = f"{self.path}: column {self.title(column)}, row {self.row + place}"
         if _ROUNDED.match(cell):
             raise InputError(
                 f"{where}: {cell} was rounded by a spreadsheet, the precision is gone; use the original file"
