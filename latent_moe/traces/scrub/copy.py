@@ -27,19 +27,28 @@ def scrub(paths: list[Path], out: Path) -> Scrubbed:
     """
     files = _files(paths)
     _check_out(files, out)
-    secrets, done = Secrets(), Scrubbed()
+    secrets = Secrets()
     secrets.add_this_machine()
     out.mkdir(parents=True, exist_ok=True)
+    known = len(secrets.all())
+    done = _all(files, out, secrets)
+    if len(secrets.all()) > known:
+        # What a later file calls secret, an earlier one (or its name) may have kept: once more, knowing all.
+        for target in done.written:
+            target.unlink()
+        done = _all(files, out, secrets)
+    if not done.written:
+        raise InputError(f"{files[0]}: nothing that can be scrubbed ({'; '.join(done.left_out)})")
+    return done
+
+
+def _all(files: list[Path], out: Path, secrets: Secrets) -> Scrubbed:
+    done = Scrubbed()
     for path in files:
         try:
             _one(path, out, secrets, done)
         except json_text.UnknownJson as error:
             done.left_out.append(str(error))
-    if not done.written:
-        raise InputError(f"{files[0]}: nothing that can be scrubbed ({'; '.join(done.left_out)})")
-    # What one file of a recording calls secret, another may have kept: look again at all of them.
-    for target in done.written:
-        _check(target, secrets)
     return done
 
 
