@@ -179,3 +179,15 @@ def test_runs_of_two_kinds_are_not_compared(tmp_path, repository):
     results = read_results([repository / "profiles" / "mi355x_pr51253", tmp_path / "mine.json"])
     row = next(row for row in compare(results, "main", "mine").rows if row.metric == PRIMARY)
     assert "published against measured" in row.reason
+
+
+def test_examples_show_each_guard_at_work():
+    from latent_moe.serving.guard_examples import guard_examples
+
+    found = {item["example"]: item for item in guard_examples()}
+    assert found.pop("nothing changed")["verdict"] == "improved"
+    assert found.pop("one pair only")["verdict"] == "inconclusive"
+    assert len(found) == 8
+    assert {item["verdict"] for item in found.values()} == {NOT_COMPARABLE}
+    assert all(item["reason"] and item["delta_pct"] is None for item in found.values())
+    assert len({item["reason"] for item in found.values()}) == 8

@@ -117,6 +117,17 @@ def test_block_lines_behind_prefixes_and_carriage_returns(fixtures):
     ]
 
 
+def test_peaks_are_not_taken_for_means(fixtures):
+    run = one(fixtures / "results" / "vllm_0_32_client.log")
+    assert run.values["output_tok_per_s"] == 13.97  # its peak is 28
+
+
+def test_a_block_without_a_known_line_is_refused():
+    frame = f"{' Serving Benchmark Result ':=^50}\n{{}}\n{'=' * 50}\n"
+    with pytest.raises(InputError, match="block at line 1 has no line"):
+        read_text(frame.format("Erfolgreiche Anfragen: 5"), "x")
+
+
 def test_two_interleaved_blocks_are_refused(fixtures):
     text = (fixtures / "results" / "client_blocks.log").read_text()
     line = next(line for line in text.splitlines() if line.startswith("Mean TTFT"))
@@ -263,3 +274,15 @@ def test_any_bytes_give_rows_or_input_error(tmp_path_factory, data):
     path.write_bytes(data)
     with contextlib.suppress(InputError):
         read_file(path)
+
+
+def test_real_client_of_vllm_0_32_says_the_same_in_its_file_and_in_its_log(fixtures):
+    saved, printed = (
+        one(fixtures / "results" / f"vllm_0_32_{name}") for name in ("bench_run.json", "client.log")
+    )
+    assert set(saved.values) == set(printed.values) == set(METRICS)
+    for name, value in saved.values.items():
+        assert f"{value:.2f}" == printed.printed[name]
+    assert saved.cell == printed.cell == (128, 16, 4)
+    assert saved.completed == printed.completed == 16
+    assert not printed.truncated

@@ -37,8 +37,11 @@ _LABELS: dict[str, tuple[str, str | None]] = {
     "mean itl (ms)": ("mean_itl_ms", "mean_itl_ms"),
     "median itl (ms)": ("median_itl_ms", None),
 }
+# No word before a label: "Peak output token throughput" is another number than "Output token throughput".
 _NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?|nan|inf"
-_LINE = re.compile(rf"\b({'|'.join(map(re.escape, _LABELS))}):\s+({_NUMBER})\s*$", re.IGNORECASE)
+_LINE = re.compile(
+    rf"(?<![A-Za-z] )\b({'|'.join(map(re.escape, _LABELS))}):\s+({_NUMBER})\s*$", re.IGNORECASE
+)
 _COUNTS = ("completed", "failed", "max_concurrency", "total_input_tokens", "total_output_tokens")
 
 
@@ -103,6 +106,10 @@ class _Block:
             self.printed[metric] = found.group(2).replace(",", "")
 
     def run(self, index: int, total: int) -> Run:
+        if self.closed and not self.keys:
+            raise InputError(
+                f"{self.where}: the block at line {self.line} has no line that the client prints"
+            )
         name = self.where if total == 1 else f"{self.where} block {index}"
         run = run_from_json({**self.context, **self.keys}, name, self.printed)
         return Run(**{**vars(run), "truncated": not self.closed})
