@@ -163,6 +163,7 @@ class _Cell:
     def __init__(self, one: list[Run], other: list[Run], again: dict[str, guards.Fault]):
         self.one, self.other = one, other
         self.pairs, self.warnings = pairing.pair_runs(one, other) if one and other else ([], [])
+        self.unlike = [fault for runs in (one, other) for fault in guards.unlike_repeats(runs)]
         self.faults = list(dict.fromkeys(self._faults(again)))
 
     def _faults(self, again: dict[str, guards.Fault]) -> Iterator[guards.Fault]:
@@ -172,7 +173,7 @@ class _Cell:
                 yield again[run.source]
         for runs in (self.one, self.other):
             yield from filter(None, [guards.first_run_fault(runs)])
-            yield from guards.unlike_repeats(runs)
+        yield from self.unlike
         for pair in self.pairs:
             for run in pair.candidate:
                 yield from guards.pair_faults(pair.baseline[0], run)
@@ -210,7 +211,11 @@ class _Cell:
         return self._judged(row) if two_arms else row
 
     def _sides(self) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-        """The runs whose means are shown: the paired ones, so that a delta recomputes from them."""
+        """The runs whose means are shown: the paired ones, so that a delta recomputes from them; none where repeats are not
+        repeats of the same thing (a warm-up and the run after it): their mean would be the mean of nothing.
+        """
+        if self.unlike:
+            return (), ()
         if not self.pairs:
             return tuple(self.one), tuple(self.other)
         return tuple(r for p in self.pairs for r in p.baseline), tuple(

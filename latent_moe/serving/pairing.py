@@ -32,7 +32,8 @@ def without_copies(runs: list[Run]) -> tuple[list[Run], list[Warning]]:
     """Drop runs that are the same run read twice: they would count as evidence that was never taken."""
     kept, warnings, seen = [], [], set()
     for run in runs:
-        identity = (run.arm, run.cell, run.started, run.duration_s, tuple(sorted(run.values.items())))
+        counts = (run.completed, run.duration_s)
+        identity = (run.arm, run.cell, run.started, counts, tuple(sorted(run.values.items())))
         if run.duration_s is not None and identity in seen:
             warnings.append(
                 Warning("duplicate_run", f"{run.source}: the same run as another file, counted once")

@@ -181,6 +181,18 @@ def test_runs_of_two_kinds_are_not_compared(tmp_path, repository):
     assert "published against measured" in row.reason
 
 
+def test_a_warm_up_and_a_run_are_not_averaged(fixtures):
+    text = (fixtures / "results" / "vllm_0_32_client.log").read_text()
+    warm_up = (
+        text.replace("16        ", "4         ")
+        .replace("2048      ", "512       ")
+        .replace("256       ", "64        ")
+    )
+    row = primary(compare(read_text(warm_up + text, "client.log").named("client")))
+    assert row.reason == "different number of requests: 4 against 16"
+    assert row.baseline is None
+
+
 def test_examples_show_each_guard_at_work():
     from latent_moe.serving.guard_examples import guard_examples
 
