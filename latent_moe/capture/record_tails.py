@@ -1,0 +1,145 @@
+"""Writing a recording of tails: manifest.json, tails.csv, checks.csv and one trimmed trace per tail."""
+
+import csv
+import gzip
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latent_moe import platform
+from latent_moe.capture.inputs import make_inputs
+from latent_moe.capture.shapes_only import ShapesOnly
+from latent_moe.capture.sweep import Sweep, known_tail, refused
+from latent_moe.parallel import TensorParallel
+from latent_moe.profiles import Manifest, write_manifest
+
+TRACE_LIMIT_BYTES = 500_000
+TRACE_STEPS = 3
+
+
+def write_recording(
+    folder: Path, found: dict[str, Any], sweep: Sweep, tp: int, machine: platform.Platform
+) -> Path:
+    """tails.csv, checks.csv, skipped.csv (those that have rows) and the manifest; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {}
+    for name, about in (
+        ("rows", "median, p10 and p90 of each tail, us"),
+        ("checks", "norm2(out - ref)/norm2(ref) against float64, the worst rank"),
+        ("skipped", "what was not timed, and why"),
+    ):
+        file = "tails.csv" if name == "rows" else f"{name}.csv"
+        if found[name]:
+            _write_csv(folder / file, found[name])
+            files[file] = about
+    for trace in sorted(folder.glob("trace_*.json.gz")):
+        files[trace.name] = f"torch.profiler, {TRACE_STEPS} steps at two T, rank 0"
+    write_manifest(folder, _manifest(folder.name, files, sweep, tp, machine))
+    return folder
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platform) -> Manifest:
+    what = (
+        f"compute only, the shapes of TP = {sweep.shapes_of}"
+        if sweep.shapes_of
+        else f"whole tails, TP = {tp}"
+    )
+    count = 1 if sweep.shapes_of or machine.kind == "cpu" else tp
+    config = sweep.config
+    return Manifest(
+        name=name,
+        kind="measured",
+        title=f"Tails of a latent MoE layer: {what}",
+        device=f"{count} x {machine.device_name}",
+        date=date.today().isoformat(),
+        command="latent-moe " + " ".join(_public(sys.argv[1:])),
+        software=_software(machine),
+        files=files,
+        parameters={
+            "tp": sweep.shapes_of or tp,
+            "collectives": not sweep.shapes_of,
+            "hidden_size": config.hidden_size,
+            "latent_size": config.latent_size,
+            "dtype": sweep.dtype,
+            "samples": sweep.samples,
+            "variants": {name: dict(options, tail=tail) for name, tail, options in sweep.options},
+        },
+    )
+
+
+def _public(arguments: list[str]) -> list[str]:
+    """The command as a reader would type it: folders by their name."""
+    return [Path(word).name if word.startswith("/") else word for word in arguments]
+
+
+def _software(machine: platform.Platform) -> dict[str, str]:
+    found = {"torch": machine.torch_version}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    if torch.version.hip:
+        found["rocm"] = torch.version.hip
+    try:
+        import triton
+
+        found["triton"] = triton.__version__
+    except ImportError:
+        pass
+    return found
+
+
+def record_traces(tp: TensorParallel, sweep: Sweep, folder: Path, tokens: tuple[int, ...]) -> None:
+    """One torch.profiler trace per tail with a few steps at each of `tokens`; rank 0 writes trace_<tail>.json.gz."""
+    if sweep.shapes_of:
+        tp = ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sweep.tails:
+        tail = known_tail(name)
+        runs = [_steps(tail, sweep, t, tp) for t in tokens if not refused(tail, sweep, tp, t)]
+        if runs:
+            _trace(runs, folder / f"trace_{name}.json.gz", tp.rank == 0)
+
+
+def _steps(tail, sweep: Sweep, tokens: int, tp: TensorParallel):
+    inputs = make_inputs(tail, sweep.config, tokens, tp, getattr(torch, sweep.dtype))
+    rows = tokens if tail.name != "token_parallel" else -(-tokens // tp.size)
+    columns = sweep.config.hidden_size // (tp.size if tail.rows == "own" else 1)
+    shape = f"M={rows} N={columns} K={sweep.config.expert_input_size}"
+
+    def steps() -> None:
+        for step in range(TRACE_STEPS):
+            index = step % len(inputs.routed)
+            with platform.range(f"tail={tail.name} T={tokens} step={step} {shape}"):
+                tail.function(
+                    inputs.routed[index], inputs.shared[index], inputs.weights[index], inputs.norm, tp
+                )
+        platform.synchronize()
+
+    steps()
+    inputs.restore()
+    return steps
+
+
+def _trace(runs, path: Path, writes: bool) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
+        for steps in runs:
+            steps()
+    if not writes:
+        return
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    path.write_bytes(gzip.compress(plain.read_bytes(), 9, mtime=0))
+    plain.unlink()

@@ -1,0 +1,135 @@
+"""`latent-moe tails`: every tail at a list of T, on the ranks of this machine."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from latent_moe.cli.output import emit, progress
+
+HELP = "Time every tail on the ranks of this machine, collectives included, or (--shapes-of) the compute of one rank."
+POWERS = [1 << power for power in range(15)]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of this verb."""
+    parser.add_argument("--tp", type=int, default=2, help="ranks (default 2)")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", help="values of T (default 1 2 4 ... 16384; CPU: to 256)"
+    )
+    parser.add_argument("--tails", nargs="+", metavar="TAIL", help="which tails (default: all)")
+    parser.add_argument(
+        "--mode", choices=("eager", "graph", "both"), help="default: both on a GPU, eager on a CPU"
+    )
+    parser.add_argument("--preset", help="sizes (default kimi-k3 on a GPU, demo on a CPU)")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), help="default: bfloat16, float32 on a CPU"
+    )
+    parser.add_argument(
+        "--shapes-of", type=int, metavar="TP", help="one device, no collectives, one rank's shapes"
+    )
+    parser.add_argument("--samples", type=int, default=30, help="samples per row (default 30)")
+    parser.add_argument(
+        "--chunks", type=int, nargs="*", default=[], help="also time the chunked tails with these"
+    )
+    parser.add_argument("--timeout", type=float, default=900, help="seconds after which the ranks are ended")
+    parser.add_argument(
+        "--record", type=Path, metavar="FOLDER", help="write a recording: tails.csv, traces, manifest"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Time, print, and record if asked."""
+    from latent_moe import platform
+    from latent_moe.parallel import launch
+
+    machine = platform.describe()
+    sweep = _sweep(args, machine)
+    tp = 1 if args.shapes_of else args.tp
+    progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
+    answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
+    found = _merge(answers)
+    if args.record:
+        from latent_moe.capture.record_tails import write_recording
+
+        write_recording(args.record, found, sweep, tp, machine)
+    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp}
+    emit(args, answer, _text(answer))
+    return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
+
+
+def _measure(tp, sweep, folder):
+    from latent_moe.capture.record_tails import record_traces
+    from latent_moe.capture.sweep import run_sweep
+
+    found = run_sweep(tp, sweep)
+    if folder:
+        small, large = min(sweep.tokens, key=lambda t: abs(t - 16)), max(sweep.tokens)
+        record_traces(tp, sweep, folder, tuple(sorted({small, min(large, 4096)})))
+    return found
+
+
+def _merge(answers: list[dict]) -> dict:
+    """Rank 0's rows (each already the slowest rank's), the worst rank's errors."""
+    checks = [
+        max(same, key=lambda check: check["max_rel_err"])
+        for same in zip(*(a["checks"] for a in answers), strict=True)
+    ]
+    return {**answers[0], "checks": checks}
+
+
+def _sweep(args: Namespace, machine):
+    from latent_moe.capture.sweep import Sweep, known_tail
+    from latent_moe.config import preset
+    from latent_moe.errors import InputError
+    from latent_moe.tails import TAILS
+
+    gpu = machine.kind != "cpu"
+    tokens = args.tokens or (POWERS if gpu else POWERS[:9])
+    if (
+        min(tokens) < 1
+        or args.samples < 1
+        or args.tp < 1
+        or (args.shapes_of or 1) < 1
+        or min(args.chunks, default=1) < 1
+    ):
+        raise InputError("tails: T, samples, tp and chunks must be at least 1")
+    if not gpu and args.mode in ("graph", "both"):
+        raise InputError("tails: --mode graph needs a GPU")
+    names = args.tails or list(TAILS)
+    modes = {"both": ("eager", "graph"), None: ("eager", "graph") if gpu else ("eager",)}.get(
+        args.mode, (args.mode,)
+    )
+    chunked = [
+        (f"{name}[{count}]", name, (("chunks", count),))
+        for name in ("pipelined", "token_parallel")
+        for count in args.chunks
+    ]
+    config = preset(args.preset or ("kimi-k3" if gpu else "demo"))
+    size = args.shapes_of or args.tp
+    if config.hidden_size % size:
+        raise InputError(f"tails: tp {size} does not divide H {config.hidden_size}")
+    return Sweep(
+        config=config,
+        tails=tuple(known_tail(name).name for name in names),
+        tokens=tuple(sorted(set(tokens))),
+        modes=modes,
+        dtype=args.dtype or ("bfloat16" if gpu else "float32"),
+        samples=args.samples,
+        shapes_of=args.shapes_of,
+        options=tuple(chunked),
+    )
+
+
+def _text(answer: dict) -> str:
+    lines = [f"{'tail':<18}{'T':>7} {'mode':<6}{'median us':>11}{'p10':>10}{'p90':>10}"]
+    lines += [
+        f"{row['tail']:<18}{row['tokens']:>7} {row['mode']:<6}{row['median_us']:>11.1f}{row['p10_us']:>10.1f}{row['p90_us']:>10.1f}"
+        for row in answer["rows"]
+    ]
+    lines += [
+        f"not timed: {item['tail']} at T = {item['tokens']}: {item['reason']}" for item in answer["skipped"]
+    ]
+    worst = max((check["max_rel_err"] for check in answer["checks"]), default=None)
+    lines.append(
+        f"worst error against float64: {worst:.1e}" if worst is not None else "not checked against float64"
+    )
+    return "\n".join([*lines, f"measured on {answer['device']}, tp = {answer['tp']}"])
