@@ -104,13 +104,13 @@ class _Raw(io.RawIOBase):
     """Blocks of bytes as a raw file."""
 
     def __init__(self, source: Iterator[bytes]):
-        self.source, self.rest = source, b""
+        self.source, self.rest = source, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
-        self.rest = self.rest or next(self.source, b"")
+        self.rest = self.rest or memoryview(next(self.source, b""))
         size = min(len(buffer), len(self.rest))
         buffer[:size], self.rest = self.rest[:size], self.rest[size:]
         return size

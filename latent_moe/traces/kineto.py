@@ -17,7 +17,7 @@ from latent_moe.traces.kineto_stream import Args, Event, EventStream
 from latent_moe.traces.part import Calls, Part, ids, launches
 from latent_moe.traces.table import Coded, Columns, Kernels, Ranges, constant, encode
 
-FORMAT = "PyTorch profiler JSON"
+FORMAT, EXPORT = "PyTorch profiler JSON", "exported table"
 _NO_ARGS = Args()
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
@@ -35,8 +35,14 @@ class Distributed(msgspec.Struct):
     rank: int = -1
 
 
+class Other(msgspec.Struct):
+    # Our own export begins at 0 and says here where it began; PyTorch's files have no such field.
+    start_ns: int | None = None
+
+
 class Rest(msgspec.Struct):
     distributed: Distributed = msgspec.field(name="distributedInfo", default_factory=Distributed)
+    other: Other = msgspec.field(name="otherData", default_factory=Other)
 
 
 class _Collected:
@@ -108,7 +114,8 @@ def _check_damage(part: Part, stream: EventStream, found: _Collected) -> None:
 
 
 def _label(part: Part, stream: EventStream, found: _Collected) -> None:
-    part.rank = _rank(part, stream)
+    rest = _rest(part, stream)
+    part.rank = rest.distributed.rank
     process = str(found.pid) if isinstance(found.pid, int) else part.path.name.split(".")[0]
     part.kernels["process"] = constant(process, len(part.kernels))
     if found.calls:
@@ -119,6 +126,9 @@ def _label(part: Part, stream: EventStream, found: _Collected) -> None:
         part.ranges = Ranges.concatenate(found.ranges)
         part.ranges["process"] = constant(process, len(part.ranges))
         part.ranges["source"] = constant(str(part.path), len(part.ranges))
+    if rest.other.start_ns is not None and 0 <= rest.other.start_ns < 1 << 61:
+        part.format = EXPORT
+        _shift(part, rest.other.start_ns)
     if not found.ops:
         return
     ops = Ops.concatenate(found.ops)
@@ -128,17 +138,25 @@ def _label(part: Part, stream: EventStream, found: _Collected) -> None:
         cpu_kernels(part, ops, process)
 
 
-def _rank(part: Part, stream: EventStream) -> int:
-    rest = stream.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
+def _rest(part: Part, stream: EventStream) -> Rest:
+    text = stream.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
     try:
-        return msgspec.json.decode(rest, type=Rest).distributed.rank if rest.startswith(b"{") else -1
+        return msgspec.json.decode(text, type=Rest) if text.startswith(b"{") else Rest()
     except (msgspec.MsgspecError, RecursionError):
         if not stream.cut:
             part.warn(
                 "damaged_text",
                 "what stands around the event list cannot be read; the rank is not known from it",
             )
-        return -1
+        return Rest()
+
+
+def _shift(part: Part, start_ns: int) -> None:
+    """Put the times of an exported table back to where its recording had them."""
+    for table in (part.kernels, part.ranges):
+        mask = table["timed"] if table is part.kernels else True
+        for name in ("start_ns", "end_ns"):
+            table[name] = np.where(mask, table[name] + start_ns, table[name])
 
 
 def _kernels(path: Path, events: list[Event]) -> Kernels:

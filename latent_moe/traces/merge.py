@@ -95,7 +95,9 @@ def _stem(part: Part) -> str:
 
 
 def _other_process(part: Part, other: Part) -> bool:
-    """Do both know process ids, and none in common?"""
+    """Do both know process ids, and none in common? An export numbers its processes anew."""
+    if "exported table" in (part.format, other.format):
+        return False
     one, two = (set(p.kernels["process"].values) for p in (part, other))
     known = all(name.isdigit() for name in one | two)
     return known and not one & two

@@ -10,7 +10,7 @@ from latent_moe.traces import impossible, merge, sniff
 from latent_moe.traces.part import Part
 from latent_moe.traces.table import Kernels, Trace
 
-_PROFILERS = {"PyTorch profiler JSON": "torch.profiler"}
+_PROFILERS = {"PyTorch profiler JSON": "torch.profiler", "exported table": None}
 
 
 def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Trace:
@@ -101,7 +101,7 @@ def _report(trace: Trace, kept: list[Part], dropped: list[tuple[Part, Part]]) ->
             "same_run",
             f"{part.path.name} holds the run of {same.path.name} again ({part.format}): not counted twice",
         )
-    profilers = {_PROFILERS.get(part.format, "rocprof") for part in kept if len(part.kernels)}
+    profilers = {_PROFILERS.get(part.format, "rocprof") for part in kept if len(part.kernels)} - {None}
     if len(profilers) > 1:
         trace.warn(
             "mixed_profilers",

@@ -193,6 +193,15 @@ def test_a_marker_file_beside_the_kernels_gives_regions(tmp_path):
     assert "tail" in read(tmp_path).table.region.tolist()
 
 
+def test_an_export_beside_its_recording_is_not_counted_again(tmp_path):
+    from latent_moe.traces.export import write_chrome_trace
+
+    trace = read(write(tmp_path, "rocpd"))
+    write_chrome_trace(trace, tmp_path / "export.json")
+    assert read(tmp_path / "export.json").table.start_ns.tolist() == trace.table.start_ns.tolist()
+    assert len(read(tmp_path).kernels) == N
+
+
 def test_json_of_the_readers_own_output_is_plain(tmp_path):
     from latent_moe.cli.kernels import summary
 
