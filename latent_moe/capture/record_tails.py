@@ -26,8 +26,15 @@ def write_recording(
     """tails.csv, checks.csv, skipped.csv (those that have rows) and the manifest; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
+    named = {variant for variant, _, _ in sweep.options}
+    found = {
+        **found,
+        "rows": [row for row in found["rows"] if row["tail"] not in named],
+        "variants": [row for row in found["rows"] if row["tail"] in named],
+    }
     for name, about in (
         ("rows", "median, p10 and p90 of each tail, us"),
+        ("variants", "the same for other numbers of chunks"),
         ("checks", "norm2(out - ref)/norm2(ref) against float64, the worst rank"),
         ("skipped", "what was not timed, and why"),
     ):

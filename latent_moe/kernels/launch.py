@@ -47,8 +47,8 @@ def norm_project_accumulate(
 ) -> None:
     """out [T, N] += RMSNorm(x [T, K]; gain [K], eps) @ weight [N, K]^T, in place; fp32 sums, same bits every run.
 
-    `out` may be a strided view whose rows are contiguous. gain None: no norm. One workspace is kept per device,
-    stream and shape, so launches on one stream never disturb each other.
+    `out` may be a strided view whose rows are contiguous. gain None: no norm. One workspace is kept per device and
+    shape: launches of one shape must follow each other, on one stream or ordered by events, as a model's layers do.
 
     Raises InputError for shapes, strides or dtypes the kernel does not take.
     """
@@ -99,8 +99,7 @@ def architecture(device: torch.device) -> str:
 
 def _workspace(device: torch.device, tiles: int, plan: Plan):
     """Partial sums [tiles, SPLIT, BLOCK_T, BLOCK_N], sums of squares, and tickets that start and end at zero."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = (device, stream, tiles, plan.split, plan.block_t, plan.block_n)
+    key = (device, tiles, plan.split, plan.block_t, plan.block_n)
     if key in _workspaces:
         return _workspaces[key]
     count = tiles * plan.split * plan.block_t if plan.split > 1 else 1

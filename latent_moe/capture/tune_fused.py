@@ -1,0 +1,148 @@
+"""Tuning the fused kernel on this GPU: the fastest plan per bucket of T, as rows for kernels/tuned.csv.
+
+    python -m latent_moe.capture.tune_fused OUT.csv [--n 896 3584] [--k 3584]
+
+T tokens, N = H/tp columns of a rank, K = L latent. Every candidate is checked against float64 before it counts.
+"""
+
+import argparse
+import csv
+import os
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from latent_moe.capture.timing import sample, sets_needed, summarise
+from latent_moe.errors import InputError
+from latent_moe.kernels import norm_project_accumulate
+from latent_moe.kernels.launch import architecture
+from latent_moe.kernels.plan import Plan
+
+BUCKETS = (16, 32, 64, 128, 256)
+PROCESSORS = (
+    132  # an H200's; a plan that fills less than a third of them, or more than four times, is not tried
+)
+LDS_BYTES = 200 * 1024
+MAX_ERROR = 1e-2
+
+
+def candidates(tokens: int, n: int, k: int) -> list[Plan]:
+    """Plans worth trying for `tokens` tokens: enough programs to fill the chip, tiles that fit."""
+    blocks_t = (
+        [16] if tokens <= 16 else [size for size in (32, 64, 128) if tokens / 4 <= size <= tokens] or [128]
+    )
+    found = []
+    for block_t, block_n, block_k, split in product(
+        blocks_t, (32, 64, 128), (64, 128, 256), (1, 2, 4, 7, 8, 14)
+    ):
+        programs = -(-tokens // block_t) * -(-n // block_n) * split
+        small = PROCESSORS / 3 <= programs <= 4 * PROCESSORS or (split == 1 and programs > PROCESSORS)
+        fits = 3 * 2 * block_k * (block_t + block_n) <= LDS_BYTES and block_k * split <= k
+        even = k % (block_k * split) == 0
+        if small and fits and even:
+            warps = 8 if block_t * block_n >= 8192 else 4
+            found += [
+                Plan(block_t, block_n, block_k, split, warps, stages)
+                for stages in ((3, 4) if tokens <= 64 else (3,))
+            ]
+    return found
+
+
+def _tensors(tokens: int, n: int, k: int, count: int):
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    options = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
+    weights = [torch.randn(n, k, **options) / k**0.5 for _ in range(count)]
+    shared = [torch.randn(tokens, 8 * 896, **options) for _ in range(count)]
+    return torch.randn(tokens, k, **options), torch.rand(k, **options) + 0.5, weights, shared
+
+
+def _compile(job) -> None:
+    """Fill the compiler's cache in a process of its own; a plan that does not compile is found again later."""
+    n, k, tokens, plan = job
+    x, gain, weights, shared = _tensors(tokens, n, k, 1)
+    try:
+        norm_project_accumulate(x, gain, 1e-5, weights[0], shared[0][:, :n], plan)
+        torch.cuda.synchronize()
+    except Exception:
+        return
+
+
+def _time(tokens: int, n: int, k: int, plans: list[Plan]) -> tuple[Plan, float]:
+    count = sets_needed(n * k * 2, cuda=True)
+    x, gain, weights, shared = _tensors(tokens, n, k, count)
+    pristine = shared[0].clone()
+    best: tuple[Plan, float] | None = None
+    for plan in plans:
+        us = _plan_us(x, gain, weights, shared, pristine, n, plan)
+        if us is not None and (best is None or us < best[1]):
+            best = (plan, us)
+    if best is None:
+        raise InputError(f"no plan runs at T = {tokens}, N = {n}, K = {k}")
+    return best
+
+
+def _plan_us(x, gain, weights, shared, pristine, n: int, plan: Plan) -> float | None:
+    def run(index: int) -> None:
+        norm_project_accumulate(x, gain, 1e-5, weights[index], shared[index][:, :n], plan)
+
+    def restore() -> None:
+        shared[0].copy_(pristine)
+
+    try:
+        restore()
+        run(0)
+        if _error(x, gain, weights[0], pristine, shared[0], n) > MAX_ERROR:
+            return None
+        return summarise(sample(run, restore, len(weights), 10, True, x.device)).median_us
+    except Exception as error:
+        print(f"plan {plan}: {type(error).__name__}", flush=True)
+        return None
+
+
+def _error(x, gain, weight, before, after, n: int) -> float:
+    wide = x.double()
+    hidden = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * gain.double()
+    answer = before[:, :n].double() + hidden @ weight.double().t()
+    return float((after[:, :n].double() - answer).norm() / answer.norm())
+
+
+def tune(n_values: list[int], k: int, out: Path) -> None:
+    """Write the best plan of every bucket (those up to 16 share one) for each N."""
+    jobs = {(n, tokens): candidates(tokens, n, k) for n in n_values for tokens in BUCKETS}
+    flat = [(n, k, tokens, plan) for (n, tokens), plans in jobs.items() for plan in plans]
+    print(f"tuning: {len(flat)} plans", flush=True)
+    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
+        list(pool.map(_compile, flat, chunksize=4))
+    rows = []
+    for (n, tokens), plans in jobs.items():
+        plan, us = _time(tokens, n, k, plans)
+        print(f"N={n} T={tokens}: {us:.2f} us {plan}", flush=True)
+        buckets = [1, 2, 4, 8, 16] if tokens == 16 else [tokens]
+        rows += [_row(n, k, size, plan, us if size == tokens else None) for size in buckets]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _row(n: int, k: int, tokens: int, plan: Plan, us: float | None) -> dict:
+    device = torch.device("cuda", 0)
+    return {
+        "arch": architecture(device), "n": n, "k": k, "bucket": tokens,
+        "block_t": plan.block_t, "block_n": plan.block_n, "block_k": plan.block_k, "split": plan.split,
+        "warps": plan.warps, "stages": plan.stages, "us": "" if us is None else round(us, 2),
+        "device": torch.cuda.get_device_name(device), "date": date.today().isoformat(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Tune the fused kernel on this GPU.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--n", type=int, nargs="+", default=[896, 3584])
+    parser.add_argument("--k", type=int, default=3584)
+    chosen = parser.parse_args()
+    tune(chosen.n, chosen.k, chosen.out)
