@@ -89,7 +89,7 @@ def gemm(m: int, n: int, k: int, hardware: Hardware, name: str = "gemm") -> Term
     if min(m, n, k) < 1:
         raise InputError(f"gemm {m} x {n} x {k}: every size must be at least 1")
     if hardware.gemm_times is None:
-        return Term(name, roofline_us(m, n, k, hardware), "modelled")
+        return Term(name, roofline_us(m, n, k, hardware), "modelled", hardware.gemm_error)
     table = published(hardware.gemm_times)
     us, kind = lookup(m, n, k, hardware, table)
     error = _fit_error(kind, (n, k), hardware, table)

@@ -23,7 +23,8 @@ class Hardware:
     `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
     one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
     `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
-    `kernel_error` is the relative error of an elementwise kernel's time, None where nothing says it.
+    `kernel_error` and `gemm_error` are the relative errors of an elementwise kernel and of a GEMM's roofline, None
+    where nothing says them.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Hardware:
     collective_efficiency: float
     in_model_ratio: float = 1.0
     kernel_error: float | None = None
+    gemm_error: float | None = None
     tile_n: float = 1
     tile_from_m: float = 2048
     gemm_times: str | None = None
@@ -64,6 +66,9 @@ class Hardware:
         return replace(self, **changes)
 
 
+# Median relative error of the roofline over all rows of profiles/mi355x_aiter_gemm: what to expect where nothing but
+# a machine's rates is known.
+ROOFLINE_ERROR = 0.14
 FIGURES = (
     "peak_bf16_tflops",
     "hbm_tb_per_s",
@@ -127,8 +132,16 @@ def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
     rates = {"peak_bf16_tflops": measured["gemm_tflops"], "hbm_tb_per_s": measured["copy_tb_per_s"]}
     full = dict.fromkeys(("gemm_efficiency", "gemm_bandwidth_efficiency", "stream_efficiency"), 1.0)
     launch = {"kernel_us": measured["launch_us"], "gemm_floor_us": measured["launch_us"]}
+    errors = {"kernel_error": ROOFLINE_ERROR, "gemm_error": ROOFLINE_ERROR}
     # What was not measured is another machine's: assumed, whatever it is there.
     kinds = dict.fromkeys(FIGURES, "assumed") | dict.fromkeys([*rates, *full, *launch], "measured")
     return like.replace(
-        name="this machine", arch="measured here", gemm_times=None, kinds=kinds, **rates, **full, **launch
+        name="this machine",
+        arch="measured here",
+        gemm_times=None,
+        kinds=kinds,
+        **errors,
+        **rates,
+        **full,
+        **launch,
     )

@@ -70,3 +70,17 @@ def test_an_unusable_row_of_times_is_refused(tmp_path, row):
     file.write_text(f"M,N,K,us\n{row}\n")
     with pytest.raises(InputError, match="line 2"):
         gemm._read(file, {})
+
+
+def test_the_error_expected_of_a_roofline_is_what_the_published_rows_show(mi355x):
+    from statistics import median
+
+    from latent_moe.cost.hardware import ROOFLINE_ERROR
+
+    times = gemm.published("mi355x_aiter_gemm").times
+    errors = [
+        abs(gemm.roofline_us(m, *shape, mi355x) / us - 1)
+        for shape, rows in times.items()
+        for m, us in rows.items()
+    ]
+    assert median(errors) == pytest.approx(ROOFLINE_ERROR, abs=0.005)

@@ -1,0 +1,1 @@
+"""Figures, one function each, from tables and plain dicts; plotly, imported only here."""
