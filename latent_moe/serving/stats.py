@@ -61,7 +61,8 @@ def paired_interval(log_ratios: Sequence[float]) -> Interval:
 
 
 def _percent(log_ratio: float) -> float:
-    return 100 * math.expm1(log_ratio)
+    with np.errstate(over="ignore"):  # an interval so wide that its end has no number: infinite, in JSON null
+        return float(100 * np.expm1(log_ratio))
 
 
 def _t_ends(ratios: np.ndarray) -> tuple[float, float]:

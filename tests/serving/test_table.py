@@ -7,13 +7,16 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from result_builders import CLIENT, bench_run, write_bench
 
 from latent_moe.cli import main
+from latent_moe.cli.output import clean
 from latent_moe.errors import InputError
 from latent_moe.serving import render
 from latent_moe.serving.comparison import compare, recommend_from_runs
-from latent_moe.serving.results import METRICS, PRIMARY, read_results
+from latent_moe.serving.results import METRICS, PRIMARY, Results, read_results, read_text
 
 DELTA_COLUMNS = {name: f"{name.removesuffix('_ms')}_pct" for name in METRICS}
 
@@ -189,6 +192,30 @@ def test_frame_for_plots(demo):
 def test_frame_marks_missing_numbers(fixtures):
     frame = render.frame(compare(read_results([fixtures / "results" / "all_failed.json"])))
     assert frame[["baseline", "candidate", "delta_pct", "ci95_low_pct"]].isna().all().all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    key=st.sampled_from([name for name in CLIENT if isinstance(CLIENT[name], float | int)]),
+    value=st.floats(allow_nan=True) | st.integers(-5, 10**6),
+    pairs=st.integers(1, 3),
+)
+def test_any_changed_number_gives_a_whole_table_or_input_error(key, value, pairs):
+    results = Results()
+    try:
+        for pair in range(1, pairs + 1):
+            results.add(read_text(json.dumps(bench_run("baseline", pair)), f"b{pair}"))
+            results.add(read_text(json.dumps(bench_run("candidate", pair, **{key: value})), f"c{pair}"))
+        table = compare(results)
+    except InputError:
+        return
+    assert {row.verdict for row in table.rows} <= {"improved", "regressed", "inconclusive", "not_comparable"}
+    for text in (
+        render.markdown(table),
+        render.csv_text(table),
+        json.dumps(clean(table.as_dict()), allow_nan=False),
+    ):
+        assert text
 
 
 def run(capsys, *argv) -> tuple[int, str, str]:
