@@ -1,10 +1,96 @@
-"""The automatic choice of a tail."""
+"""The automatic choice of a tail: by a recording of this machine, else by the cost model, else the change's own.
 
+T tokens, tp ranks.
+"""
+
+from functools import lru_cache
+
+import torch
+
+from latent_moe import profiles
 from latent_moe.config import LatentMoEConfig
+from latent_moe.cost import hardware, recordings
+from latent_moe.cost.tail import best_tail, measured_best
+from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel
 from latent_moe.platform import Platform
+from latent_moe.runner.eligibility import refusal
+from latent_moe.tails import TAILS
+
+FALLBACK = "column_parallel"
+# The cost model gives the fused kernel the library's GEMM rate. That holds where a step is bound by launches and
+# weight reads; for larger T only a measurement may choose it.
+MODELLED_FUSED_TOKENS = 64
 
 
 def pick(tokens: int, config: LatentMoEConfig, tp: TensorParallel, platform: Platform) -> tuple[str, str]:
-    """The tail for a step of `tokens` tokens, and why."""
-    return "column_parallel", "the change's own tail; no measurement of this machine was consulted"
+    """The tail for a step of `tokens` tokens, and why in one line; never a tail that is refused.
+
+    A graph under capture is judged by the recording's graph rows, anything else by its eager rows.
+    """
+    return _pick(tokens, config, tp.size, platform, _mode(), str(profiles.profiles_dir()))
+
+
+def _mode() -> str:
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return "graph" if capturing else "eager"
+
+
+@lru_cache(maxsize=4096)
+def _pick(tokens: int, config, tp_size: int, platform: Platform, mode: str, folder: str) -> tuple[str, str]:
+    allowed = [name for name, tail in TAILS.items() if not refusal(tail, config, tp_size, tokens=tokens)]
+    if allowed == ["replicated"]:
+        refused = refusal(TAILS[FALLBACK], config, tp_size, tokens=tokens)
+        return "replicated", f"nothing to choose from: {refused.text if refused else 'no other tail can run'}"
+    measured, unusable = _measured(tokens, config, tp_size, platform.device_name, mode, allowed)
+    if measured is not None:
+        return measured
+    found, why = _modelled(tokens, config, tp_size, platform.device_name, allowed)
+    return found, f"{why}; {unusable}" if unusable else why
+
+
+def _measured(tokens, config, tp_size, device: str, mode: str, allowed) -> tuple[tuple[str, str] | None, str]:
+    """((tail, why) or None, what was wrong with a recording that should have answered)."""
+    try:
+        for manifest in profiles.list_profiles():
+            if not _fits(manifest, config, tp_size, device):
+                continue
+            rows = [row for row in recordings.read(manifest.name) if row["tail"] in allowed]
+            rows = [row for row in rows if row["mode"] == mode] or rows
+            if not rows:
+                continue
+            return (
+                measured_best(rows, tokens, rows[0]["mode"]),
+                f"measured: {manifest.name}, {rows[0]['mode']}, {manifest.date}",
+            ), ""
+    except InputError as error:
+        return None, f"a recording could not be used ({error})"
+    return None, ""
+
+
+def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, device: str) -> bool:
+    """Whether a recording is of whole tails of this layer, on this device and number of ranks."""
+    recorded = manifest.parameters
+    return (
+        manifest.kind == "measured"
+        and "tails.csv" in manifest.files
+        # "2 x NVIDIA H200": two of them.
+        and manifest.device.split(" x ")[-1] == device
+        and recorded.get("collectives") is True
+        and recorded.get("tp") == tp_size
+        and recorded.get("hidden_size") == config.hidden_size
+        and recorded.get("latent_size") == config.latent_size
+    )
+
+
+def _modelled(tokens, config, tp_size, device: str, allowed) -> tuple[str, str]:
+    name = next((name for name in hardware.known() if name in device.lower().split()), None)
+    if name is None:
+        return _fallback(allowed), f"no recording and no cost model for {device}"
+    fair = [tail for tail in allowed if tail != "fused" or tokens <= MODELLED_FUSED_TOKENS]
+    best = best_tail(tokens, tp_size, hardware.get(name), config, fair)
+    return best.tail, f"modelled for {name}: {best.total_us:.0f} us"
+
+
+def _fallback(allowed) -> str:
+    return FALLBACK if FALLBACK in allowed else "replicated"

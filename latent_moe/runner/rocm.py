@@ -16,6 +16,7 @@ from latent_moe.runner.auto import pick
 from latent_moe.runner.base import Decision, MoERunner
 from latent_moe.runner.eligibility import refusal
 from latent_moe.tails import TAILS
+from latent_moe.tails.aiter import check_kernels
 from latent_moe.tails.basic import ACCUMULATE
 
 _platform = cache(describe)
@@ -24,18 +25,26 @@ _platform = cache(describe)
 class ROCmLatentMoERunner(MoERunner):
     """Ends the layer with `tail` (a name in TAILS, or "auto"); with the replicated tail where that cannot run.
 
-    `accumulate` says how `column_parallel` adds into the shared slice: the GEMM's "epilogue", or "add".
-    `last` holds the latest decision with its reason. Raises InputError for an unknown tail or accumulate.
+    `accumulate` says how `column_parallel` adds into the shared slice: the GEMM's "epilogue", or "add"; `kernels`
+    whose norm and GEMM it runs: "torch", or "aiter" on ROCm, which implies the add.
+    `last` holds the latest decision with its reason. Raises InputError for an unknown tail, accumulate
+    or kernels, and for kernels that cannot run here.
     """
 
     def __init__(
-        self, *args: Any, tail: str = "column_parallel", accumulate: str = "epilogue", **kwargs: Any
+        self,
+        *args: Any,
+        tail: str = "column_parallel",
+        accumulate: str = "epilogue",
+        kernels: str = "torch",
+        **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         _check(tail)
+        check_kernels(kernels)
         if accumulate not in ACCUMULATE:
             raise InputError(f"accumulate {accumulate!r} is none of {', '.join(ACCUMULATE)}")
-        self.tail, self.accumulate = tail, accumulate
+        self.tail, self.accumulate, self.kernels = tail, accumulate, kernels
         self.last = Decision(tail, tail)
 
     @classmethod
@@ -80,7 +89,7 @@ class ROCmLatentMoERunner(MoERunner):
 
     def _options(self, function) -> dict[str, Any]:
         takes = inspect.signature(function).parameters
-        return {"accumulate": self.accumulate} if "accumulate" in takes else {}
+        return {name: getattr(self, name) for name in ("accumulate", "kernels") if name in takes}
 
 
 def _check(tail: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel
+from latent_moe.tails.aiter import check_kernels, norm_and_accumulate
 from latent_moe.tails.norm import apply_norm
 
 ACCUMULATE = ("epilogue", "add")
@@ -21,18 +22,22 @@ def replicated(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor
 
 
 def column_parallel(
-    routed, shared, weight, norm, tp: TensorParallel, accumulate: str = "epilogue"
+    routed, shared, weight, norm, tp: TensorParallel, accumulate: str = "epilogue", kernels: str = "torch"
 ) -> torch.Tensor:
     """l = AR(routed); h = norm(l); shared[:, r] += h W_r^T; out = AR(shared).
 
     Each rank adds its H/tp columns into its slice of the shared partial; the all-reduce that sums the shared
     partials sums zeros of the other ranks' columns too, so it gathers the slices: a sum is a gather.
-    `accumulate`: "epilogue" lets the GEMM add (beta = 1), "add" is a matmul and an add.
+    `accumulate`: "epilogue" lets the GEMM add (beta = 1), "add" is a matmul and an add. `kernels` "aiter" takes
+    the norm and the GEMM from aiter (ROCm), which always adds separately. Raises InputError where that cannot run.
     """
+    check_kernels(kernels)
     latent = tp.all_reduce(routed)  # [T, L]
-    hidden = apply_norm(norm, latent)  # [T, L]
     own = shared[:, tp.columns(shared.shape[1])]  # [T, H/tp], a view
-    accumulate_into(own, hidden, weight, accumulate)
+    if kernels == "aiter":
+        norm_and_accumulate(latent, norm, weight, own)
+    else:
+        accumulate_into(own, apply_norm(norm, latent), weight, accumulate)
     return tp.all_reduce(shared)  # [T, H]
 
 
