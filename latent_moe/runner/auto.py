@@ -52,20 +52,22 @@ def _pick(tokens: int, config, tp_size: int, platform: Platform, mode: str, fold
 def _measured(tokens, config, tp_size, device: str, mode: str, allowed) -> tuple[tuple[str, str] | None, str]:
     """((tail, why) or None, what was wrong with a recording that should have answered)."""
     try:
-        for manifest in profiles.list_profiles():
-            if not _fits(manifest, config, tp_size, device):
-                continue
-            rows = [row for row in recordings.read(manifest.name) if row["tail"] in allowed]
-            rows = [row for row in rows if row["mode"] == mode] or rows
-            if not rows:
-                continue
-            return (
-                measured_best(rows, tokens, rows[0]["mode"]),
-                f"measured: {manifest.name}, {rows[0]['mode']}, {manifest.date}",
-            ), ""
+        fitting = [each for each in profiles.list_profiles() if _fits(each, config, tp_size, device)]
+        series = [(each, *_series(each, mode, allowed)) for each in fitting]
     except InputError as error:
         return None, f"a recording could not be used ({error})"
+    # A recording that has the mode goes before one that has not.
+    for manifest, found, rows in sorted(series, key=lambda one: one[1] != mode):
+        if rows:
+            return (measured_best(rows, tokens), f"measured: {manifest.name}, {found}, {manifest.date}"), ""
     return None, ""
+
+
+def _series(manifest: profiles.Manifest, mode: str, allowed) -> tuple[str, list[dict]]:
+    """(mode, rows) of the recording: of `mode` where it has any, else of the other one."""
+    rows = [row for row in recordings.read(manifest.name) if row["tail"] in allowed]
+    found = mode if any(row["mode"] == mode for row in rows) else next((row["mode"] for row in rows), mode)
+    return found, [row for row in rows if row["mode"] == found]
 
 
 def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, device: str) -> bool:
