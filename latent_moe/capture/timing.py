@@ -26,9 +26,9 @@ class Timing:
     p90_us: float
 
 
-def sets_needed(bytes_per_set: int, gpu: bool) -> int:
+def sets_needed(bytes_per_set: int, cuda: bool) -> int:
     """How many sets of inputs outgrow the caches; between 4 and 96."""
-    return max(MIN_SETS, min(MAX_SETS, -(-ROTATION_BYTES[gpu] // bytes_per_set)))
+    return max(MIN_SETS, min(MAX_SETS, -(-ROTATION_BYTES[cuda] // bytes_per_set)))
 
 
 def summarise(samples_us: list[float]) -> Timing:
