@@ -45,6 +45,16 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
+class Bare(msgspec.Struct):
+    """What a kernel cannot do without."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    ts: int | float | None = None
+    dur: int | float | None = None
+
+
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EVENT = msgspec.json.Decoder(Event)
 
@@ -162,10 +172,19 @@ class EventStream:
             return _EVENT.decode(text)
         except _REFUSED:
             self.cleaned = True
+        text = scan.cleaned(text)
         try:
-            return _EVENT.decode(scan.cleaned(text))
+            return _EVENT.decode(text)
+        except _REFUSED:
+            return self._kernel_times(text) if _KERNEL.search(text) else None
+
+    def _kernel_times(self, text: bytes) -> Event | None:
+        """A kernel whose record is damaged outside its name and times; an error when they are damaged too."""
+        try:
+            bare = msgspec.json.decode(text, type=Bare)
+            return Event(bare.ph, bare.cat, bare.name, None, None, bare.ts, bare.dur)
         except _REFUSED as error:
-            if _KERNEL.search(text) and not self.salvage:
+            if not self.salvage:
                 raise InputError(f"{self.path}: a kernel's record cannot be read: {error}") from None
             return None
 

@@ -134,7 +134,8 @@ def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
     condition, parameters = recorded.where("D.")
     statement = f"SELECT {', '.join(picked)} FROM {sqlite.quoted(table)} D {join} {condition}"
     width = len(wanted) + len(stacks)
-    values = sqlite.integers(recorded.connection, statement, width, n, recorded.path, parameters)
+    strict = [wanted.index("start"), wanted.index("end")]
+    values = sqlite.integers(recorded.connection, statement, width, n, recorded.path, parameters, strict)
     absent = dict.fromkeys(_NUMBERS, -1) | {"stack_id": 0, "parent_stack_id": 0} | same
     columns = {name: np.broadcast_to(np.int64(value), n) for name, value in absent.items()}
     return columns | dict(zip([*wanted, *stacks], values, strict=True))

@@ -11,6 +11,7 @@ import msgspec
 from latent_moe.errors import InputError
 from latent_moe.traces import scan
 from latent_moe.traces.part import Calls, Part, backwards, ids, launches, spans, times
+from latent_moe.traces.records import loosely, one, several
 from latent_moe.traces.source import content
 from latent_moe.traces.table import Kernels, Ranges, constant, encode, from_keys, number_texts, sizes
 
@@ -92,10 +93,10 @@ class Metadata(msgspec.Struct):
 
 class Entry(msgspec.Struct):
     buffer_records: Buffers = msgspec.field(default_factory=Buffers)
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
-    kernel_symbols: list[Symbol] = []
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+    kernel_symbols: msgspec.Raw = msgspec.Raw(b"[]")
     agents: msgspec.Raw = msgspec.Raw(b"[]")
-    strings: Strings = msgspec.field(default_factory=Strings)
+    strings: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class File(msgspec.Struct):
@@ -118,21 +119,23 @@ def _decode(part: Part, text: bytes, salvage: bool) -> File:
         return msgspec.json.decode(text, type=File)
     except _REFUSED as error:
         first = error
-    whole = scan.cleaned(text)
+    whole = text if isinstance(first, msgspec.ValidationError) else scan.cleaned(text)
     try:
-        file = msgspec.json.decode(whole, type=File)
+        file = loosely(part, whole, File, Dispatch)
     except _REFUSED as error:
         if not salvage:
             raise InputError(f"{part.path}: {scan.reason(error, len(text))}") from None
         return _salvaged(part, whole, len(text))
-    part.warn("damaged_text", f"read past damage that is not JSON ({scan.reason(first, len(text))})")
+    part.warn(
+        "damaged_text", f"read past damage outside the kernels' times ({scan.reason(first, len(text))})"
+    )
     return file
 
 
 def _salvaged(part: Part, text: bytes, size: int) -> File:
     whole = scan.closed(text, _DEPTH)
     try:
-        file = msgspec.json.decode(whole or b"", type=File)
+        file = loosely(part, whole or b"", File, Dispatch)
     except _REFUSED as error:
         raise InputError(f"{part.path}: nothing to salvage: {scan.reason(error, size)}") from None
     part.partial = True
@@ -141,7 +144,8 @@ def _salvaged(part: Part, text: bytes, size: int) -> File:
 
 
 def _entry(part: Part, entry: Entry) -> tuple[Kernels, Ranges]:
-    process = str(entry.metadata.pid) if entry.metadata.pid >= 0 else part.path.name.split("_")[0]
+    pid = one(part, entry.metadata, Metadata).pid
+    process = str(pid) if pid >= 0 else part.path.name.split("_")[0]
     kernels = _kernels(part, entry, process)
     launches(kernels, _calls(part, entry, process))
     return kernels, _ranges(part, entry, process)
@@ -153,8 +157,8 @@ def _kernels(part: Part, entry: Entry, process: str) -> Kernels:
     start = times([r.start_timestamp for r in records], part.path, "start_timestamp")
     end = times([r.end_timestamp for r in records], part.path, "end_timestamp")
     backwards(part, start, end)
-    nodes = {agent.id.handle: f"Agent {agent.node_id}" for agent in _some(part, entry.agents, Agent)}
-    names = {s.kernel_id: _name(s) for s in entry.kernel_symbols}
+    nodes = {agent.id.handle: f"Agent {agent.node_id}" for agent in several(part, entry.agents, Agent)}
+    names = {s.kernel_id: _name(s) for s in several(part, entry.kernel_symbols, Symbol)}
     columns = {
         "process": constant(process, len(records)),
         "agent": from_keys(ids([i.agent_id.handle for i in infos], -1), nodes, "agent {}"),
@@ -178,17 +182,8 @@ def _sizes(values: list[Size]):
     return sizes(*(ids([getattr(v, axis) for v in values], 0) for axis in "xyz"))
 
 
-def _some(part: Part, raw: msgspec.Raw, kind) -> list:
-    """A list that the kernels' own times do not depend on: what cannot be read of it is read past."""
-    try:
-        return msgspec.json.decode(raw, type=list[kind])
-    except _REFUSED as error:
-        part.warn("damaged_record", f"some {kind.__name__.lower()} records cannot be read ({error})")
-        return []
-
-
 def _calls(part: Part, entry: Entry, process: str) -> Calls:
-    calls = _some(part, entry.buffer_records.hip_api, Call)
+    calls = several(part, entry.buffer_records.hip_api, Call)
     columns = {
         "process": constant(process, len(calls)),
         "thread": ids([c.thread_id for c in calls], -1),
@@ -199,8 +194,10 @@ def _calls(part: Part, entry: Entry, process: str) -> Calls:
 
 
 def _ranges(part: Part, entry: Entry, process: str) -> Ranges:
-    texts = {text.key: text.value for text in _some(part, entry.strings.marker_api, Text)}
-    marks = _some(part, entry.buffer_records.marker_api, Call)
+    texts = {
+        text.key: text.value for text in several(part, one(part, entry.strings, Strings).marker_api, Text)
+    }
+    marks = several(part, entry.buffer_records.marker_api, Call)
     marks = [m for m in marks if texts.get(m.correlation_id.internal) and m.end_timestamp > m.start_timestamp]
     n = len(marks)
     columns = {

@@ -47,18 +47,30 @@ def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})")]
 
 
-def integers(connection, statement: str, width: int, n: int, path: Path, parameters=()) -> np.ndarray:
+def integers(
+    connection, statement: str, width: int, n: int, path: Path, parameters=(), strict=None
+) -> np.ndarray:
     """[width, n] int64: a statement's columns, fetched block by block into place.
 
-    n is the number of rows it yields at most; fewer make a narrower array. Raises InputError where a cell is no whole
-    number, or more rows come than n.
+    n is the number of rows it yields at most; fewer make a narrower array. Cells that are no whole numbers become -1;
+    in the columns `strict` (indices; None: all) they raise InputError, as more rows than n do.
     """
     result, place = np.empty((width, n), dtype=np.int64), 0
     cursor = connection.execute(statement, parameters)
     while width and (rows := cursor.fetchmany(_ROWS)):
         try:
-            result[:, place : place + len(rows)] = np.array(rows, dtype=np.int64).T
+            result[:, place : place + len(rows)] = _block(rows, strict)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: damaged database, a cell is no whole number ({error})") from None
         place += len(rows)
     return result[:, :place] if width else result
+
+
+def _block(rows: list[tuple], strict) -> np.ndarray:
+    try:
+        return np.array(rows, dtype=np.int64).T
+    except (TypeError, ValueError, OverflowError):
+        if strict is None:
+            raise
+    mended = [[v if i in strict or isinstance(v, int) else -1 for i, v in enumerate(row)] for row in rows]
+    return np.array(mended, dtype=np.int64).T

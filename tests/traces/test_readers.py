@@ -207,3 +207,71 @@ def test_json_of_the_readers_own_output_is_plain(tmp_path):
 
     answer = summary(read(write(tmp_path, "csv")), "kind")
     assert json.loads(json.dumps(answer)) == answer
+
+
+@pytest.mark.parametrize("field", ["thread_id", "correlation_id", "stream_id", "dispatch_info"])
+def test_a_dispatch_damaged_outside_its_times_is_kept(tmp_path, field):
+    entry = files.tool_entry(files.spans(6))
+    entry["buffer_records"]["kernel_dispatch"][2][field] = "broken"
+    entry["metadata"]["pid"] = "broken"
+    entry["kernel_symbols"].append({"kernel_id": "broken"})
+    trace = read(files.tool_json(tmp_path / "a.json", entry))
+    assert (len(trace.kernels), measure.total_ns(trace.kernels)) == (6, 2_400)
+    assert {"damaged_text", "damaged_record"} <= {warning.code for warning in trace.warnings}
+
+
+def test_control_characters_and_bad_utf8_in_names_are_read_past(tmp_path):
+    path = files.tool_json(tmp_path / "a.json", files.tool_entry(files.spans(6)))
+    path.write_bytes(
+        path.read_bytes().replace(b'"rmsnorm"', b'"rms\x07norm\xfe"').replace(b'"pid": 77', b'"pid": inf')
+    )
+    trace = read(path)
+    assert len(trace.kernels) == 6
+    assert any(name.startswith("rms norm") for name in trace.kernels["name"].values)
+
+
+def test_a_kernel_event_damaged_outside_its_times_is_kept(tmp_path):
+    events = files.kineto_events(files.spans(6))
+    events[2]["args"] = events[3]["tid"] = [["broken"]]
+    assert measure.total_ns(read(files.kineto_json(tmp_path / "a.json", events)).kernels) == 2_400
+
+
+def test_legacy_rocprof_csv_statistics_and_database(tmp_path):
+    import sqlite3
+
+    csv = tmp_path / "a.csv"
+    csv.write_text(
+        '"Index","KernelName","gpu-id","queue-id","pid","BeginNs","EndNs"\n0,"a.kd",8,0,5,100,150\n1,"b",8,0,5,200,210\n'
+    )
+    assert read(csv).table.dur_ns.tolist() == [50, 10]
+    stats = tmp_path / "s.csv"
+    stats.write_text('"Name","Calls","TotalDurationNs","AverageNs","Percentage"\n"a",3,100,33,100\n')
+    trace = read(stats)
+    assert (
+        measure.calls(trace.kernels),
+        measure.total_ns(trace.kernels),
+        measure.busy_ns(trace.kernels),
+    ) == (3, 100, None)
+    assert trace.table.start_ns.isna().all()
+    with sqlite3.connect(tmp_path / "results.db") as db:
+        db.execute(
+            'CREATE TABLE A ("Index" INT, KernelName TEXT, "gpu-id" INT, "queue-id" INT, BeginNs INT, EndNs INT)'
+        )
+        db.executemany(
+            "INSERT INTO A VALUES (?,?,?,?,?,?)", [(0, "a", 8, 0, 100, 150), (1, "b", 8, 0, 200, 230)]
+        )
+    db.close()
+    assert read(tmp_path / "results.db").formats == ["rocprof v1 database"]
+    assert measure.total_ns(read(tmp_path / "results.db").kernels) == 80
+
+
+def test_perfetto_traces_with_interned_names(tmp_path):
+    pytest.importorskip("perfetto")
+    path = files.pftrace(tmp_path / "a.pftrace", files.spans(8))
+    trace = read(path)
+    assert trace.table.name.tolist() == [s.name for s in files.spans(8)]
+    assert (measure.total_ns(trace.kernels), trace.processes) == (3_200, ["77"])
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match="truncated Perfetto trace at byte"):
+        read(path)
+    assert read(path, salvage=True).partial

@@ -220,3 +220,27 @@ def _regions(db, suffix: str, guid: str, pid: int, markers: dict[str, tuple[int,
         db.execute(f'INSERT INTO "rocpd_event{suffix}" VALUES (?,?,?,?,?,?,?)', event)
         region = (i, guid, 1, pid, 77, begin, end, 4, first + i, "{}")
         db.execute(f'INSERT INTO "rocpd_region{suffix}" VALUES (?,?,?,?,?,?,?,?,?,?)', region)
+
+
+def pftrace(path: Path, kernels: Iterable[Span], pid: int = 77) -> Path:
+    """rocprofv3's Perfetto trace: slices of category kernel_dispatch, names interned once, begin_ns and end_ns noted."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    trace = Trace()
+    trace.packet.add(trusted_packet_sequence_id=2).track_descriptor.process.pid = pid
+    interned: dict[str, int] = {}
+    for k in kernels:
+        packet = trace.packet.add(timestamp=k.start, trusted_packet_sequence_id=2, sequence_flags=2)
+        event = packet.track_event
+        event.type, event.track_uuid = 1, k.queue
+        if k.name not in interned:
+            interned[k.name] = len(interned) + 1
+            packet.interned_data.event_names.add(iid=interned[k.name], name=k.name)
+        event.name_iid = interned[k.name]
+        event.categories.append("kernel_dispatch")
+        for name, value in (("agent", k.agent), ("queue", k.queue), ("begin_ns", k.start), ("end_ns", k.end)):
+            event.debug_annotations.add(name=name, uint_value=value)
+        end = trace.packet.add(timestamp=k.end, trusted_packet_sequence_id=2, sequence_flags=2).track_event
+        end.type, end.track_uuid = 2, k.queue
+    path.write_bytes(trace.SerializeToString())
+    return path
