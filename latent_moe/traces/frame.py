@@ -10,7 +10,7 @@ def to_frame(kernels: Kernels) -> pd.DataFrame:
     """[n, 18] with the public columns: text as categories, times and numbers as nullable Int64."""
     untimed = ~np.asarray(kernels["timed"])
     absent_times = dict.fromkeys(("start_ns", "end_ns"), untimed | kernels["averaged"]) | {"dur_ns": untimed}
-    columns = {}
+    columns: dict = {}
     for name in PUBLIC_COLUMNS:
         column = kernels[name]
         if isinstance(column, Coded):

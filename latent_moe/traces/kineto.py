@@ -223,7 +223,7 @@ def _size(raw: bytes) -> str | None:
 
 
 def _host(events: list[Event]) -> dict:
-    start = np.array([round(e.ts * 1000) for e in events], dtype=np.int64)
+    start = np.array([round((e.ts or 0) * 1000) for e in events], dtype=np.int64)
     return {
         "thread": ids([e.tid for e in events], -1),
         "start_ns": start,
@@ -243,7 +243,7 @@ def _ranges(events: list[Event]) -> Ranges:
     ]
     columns = _host(events) | {
         "name": encode([e.name for e in events]),
-        "domain": encode([_RANGES[e.cat] for e in events]),
+        "domain": encode([_RANGES.get(e.cat or "") for e in events]),
         "agent": _said(encode(agents), "GPU {}"),
         "stream": _said(encode(streams), "{}"),
     }

@@ -61,7 +61,8 @@ def _enclosing(time_ns: np.ndarray, start: np.ndarray, end: np.ndarray, rows: np
 
 def _parents(start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """The op around each op, for ops in order of start that nest; -1 at the top."""
-    parents, open_rows = np.full(len(start), -1), []
+    parents = np.full(len(start), -1)
+    open_rows: list[int] = []
     ends = end.tolist()
     for row, begin in enumerate(start.tolist()):
         while open_rows and ends[open_rows[-1]] <= begin:

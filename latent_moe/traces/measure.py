@@ -57,7 +57,7 @@ def busy_by(kernels: Kernels, columns: tuple[str, ...] = DEVICE) -> list[tuple[d
     # Grouped by a stable sort; inside a group the union sorts by start.
     order = np.argsort(codes, kind="stable")
     rows, codes = rows[order], codes[order]
-    firsts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]]) if len(codes) else []
+    firsts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]]) if len(codes) else np.zeros(0, int)
     lasts = [*firsts[1:], len(codes)] if len(firsts) else []
     found = []
     for first, last in zip(firsts, lasts, strict=True):
@@ -91,7 +91,7 @@ def group(kernels: Kernels, column: str | Coded) -> list[Row]:
     """One `Row` per text of a column (absent: "(none)"), the largest total first; "rank" groups as `ranks` says."""
     key = ranks(kernels) if column == "rank" else kernels[column] if isinstance(column, str) else column
     timed = np.asarray(kernels["timed"])
-    averaged = np.any(kernels["averaged"])
+    averaged = bool(np.any(kernels["averaged"]))
     codes, durations = key.codes[timed], kernels["dur_ns"][timed]
     order = np.lexsort((durations, codes))
     codes, durations = codes[order], durations[order]

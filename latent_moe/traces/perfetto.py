@@ -91,7 +91,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 def _slices(part: Part, data: bytes, salvage: bool) -> tuple[list[dict], str]:
     sequences: dict[int, _Sequence] = {}
-    slices, process = [], ""
+    slices: list[dict] = []
+    process = ""
     open_slices: dict[int, list[dict]] = {}
     for packet in _packets(part, data, salvage):
         key = packet.trusted_packet_sequence_id

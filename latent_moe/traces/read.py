@@ -8,7 +8,7 @@ import numpy as np
 from latent_moe.errors import InputError
 from latent_moe.traces import impossible, merge, sniff
 from latent_moe.traces.part import Part
-from latent_moe.traces.table import Kernels, Trace
+from latent_moe.traces.table import Kernels, Ranges, Trace
 
 _PROFILERS = {"PyTorch profiler JSON": "torch.profiler", "exported table": None}
 
@@ -23,7 +23,7 @@ def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Tra
     Raises InputError, naming file and fault: nothing there, nothing readable, damaged, or without kernels.
     """
     files = _files([paths] if isinstance(paths, str | Path) else list(paths))
-    trace = Trace(Kernels(0), None)
+    trace = Trace(Kernels(0), Ranges(0))
     parts = _parts(files, trace, salvage)
     merge.name_ranks(parts)
     kept, dropped = merge.distinct(parts)
@@ -101,7 +101,8 @@ def _report(trace: Trace, kept: list[Part], dropped: list[tuple[Part, Part]]) ->
             "same_run",
             f"{part.path.name} holds the run of {same.path.name} again ({part.format}): not counted twice",
         )
-    profilers = {_PROFILERS.get(part.format, "rocprof") for part in kept if len(part.kernels)} - {None}
+    found = {_PROFILERS.get(part.format, "rocprof") for part in kept if len(part.kernels)}
+    profilers = {name for name in found if name}
     if len(profilers) > 1:
         trace.warn(
             "mixed_profilers",

@@ -68,7 +68,7 @@ def one(part: Part, raw: msgspec.Raw, kind: type):
 def several(part: Part, raw: msgspec.Raw, kind: type) -> list:
     """A list of records without those that cannot be read, and a warning for them."""
     try:
-        return msgspec.json.decode(raw, type=list[kind])
+        return msgspec.json.decode(raw, type=list[kind])  # type: ignore[valid-type]
     except _REFUSED:
         pass
     try:

@@ -119,7 +119,7 @@ def _one(part: Part, recorded: Recorded) -> tuple[Kernels, Ranges]:
 
 def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
     """name -> int64 column of the dispatch table, in order of id; absent cells and columns are -1, times 0."""
-    table = recorded.table(_DISPATCH)
+    table = _DISPATCH + recorded.suffix
     known = sqlite.columns_of(recorded.connection, table)
     wanted = [name for name in _NUMBERS if name in known]
     if not {"start", "end", "kernel_id"} <= set(wanted):

@@ -73,7 +73,7 @@ def _kernels(part: Part, table: Table, cells: dict) -> Kernels:
     end = times(table.numbers(cells["end_timestamp"], "end_timestamp", 0), part.path, "End_Timestamp")
     backwards(part, start, end)
     n = len(start)
-    columns = {
+    columns: dict[str, Coded | np.ndarray] = {
         "process": _process(part.path, cells, n),
         "agent": _agents(encode(cells["agent_id"])) if "agent_id" in cells else constant(None, n),
         "name": encode(cells["kernel_name"]),

@@ -174,8 +174,9 @@ def _kernels(part: Part, entry: Entry, process: str) -> Kernels:
     return Kernels(len(records), columns | spans(start, end))
 
 
-def _name(symbol: Symbol) -> str | None:
-    return symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+def _name(symbol: Symbol) -> str:
+    known = symbol.formatted_kernel_name or symbol.demangled_kernel_name or symbol.kernel_name
+    return known or f"kernel {symbol.kernel_id}"
 
 
 def _sizes(values: list[Size]):

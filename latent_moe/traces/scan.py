@@ -34,7 +34,8 @@ def array_end(text: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
 
     Returns the spans of the whole object elements and the place of the closing bracket, -1 when it never comes.
     """
-    depth, begin, spans = 0, start, []
+    depth, begin = 0, start
+    spans: list[tuple[int, int]] = []
     for token in _TOKENS.finditer(text, start):
         mark = text[token.start()]
         if mark in b"{[":

@@ -62,7 +62,7 @@ def _json(path: Path, start: bytes) -> Found:
 def _key(text: bytes) -> bytes | None:
     places = {key: text.find(key) for key in (_TOOL, _EVENTS)}
     present = [key for key, place in places.items() if place >= 0]
-    return min(present, key=places.get) if present else None
+    return min(present, key=places.__getitem__) if present else None
 
 
 def _key_further_on(path: Path) -> bytes | None:

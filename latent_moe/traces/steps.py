@@ -38,4 +38,4 @@ def steps(trace: Trace) -> Steps | None:
         inside |= within & (process == owners[row]) & np.asarray(kernels["timed"])
     count = len({names.codes[row] for row in host})
     mine = kernels.take(inside)
-    return Steps(count, total_ns(mine) / count, busy_ns(mine) / count) if inside.any() else None
+    return Steps(count, total_ns(mine) / count, (busy_ns(mine) or 0) / count) if inside.any() else None
