@@ -81,12 +81,19 @@ def _prepare(recipe: Recipe, out: Path, resume: bool) -> Path:
 def _run_boots(recipe: Recipe, out: Path, todo: list[plan.Boot], pythons: dict, notify: Notify) -> None:
     meter = Meter(notify, {"boot": len(todo), "run": len(todo) * len(recipe.client.concurrencies)})
     device, versions = records.device_name(recipe), {}
-    for boot in todo:
-        session = BootRun(recipe, out, boot, pythons[boot.arm], device, new_identity(boot), meter)
-        session.run()
-        versions[f"vllm ({boot.arm})"] = session.facts.vllm_version or "unknown"
-        records.write_manifest(recipe, out, device, versions)
-        _recommend(recipe, out, boot, meter.say)
+    sessions = [
+        BootRun(recipe, out, boot, pythons[boot.arm], device, new_identity(boot), meter) for boot in todo
+    ]
+    try:
+        for session, following in zip(sessions, [*sessions[1:], None], strict=True):
+            ahead = following if recipe.server.standby else None
+            session.run(when_up=ahead.prepare if ahead else lambda: None)
+            versions[f"vllm ({session.boot.arm})"] = session.facts.vllm_version or "unknown"
+            records.write_manifest(recipe, out, device, versions)
+            _recommend(recipe, out, session.boot, meter.say)
+    finally:
+        for session in sessions:
+            session.stop()
 
 
 def new_identity(boot: plan.Boot) -> str:
@@ -100,7 +107,7 @@ def _recommend(recipe: Recipe, out: Path, boot: plan.Boot, say: Callable[[str], 
         return
     from latent_moe.serving.comparison import recommend_from_runs
 
-    for concurrency, advice in recommend_from_runs(out).items():
+    for concurrency, advice in recommend_from_runs([out]).items():
         say(f"concurrency {concurrency}: {advice.note}")
 
 

@@ -1,6 +1,7 @@
 """One boot of one arm: server up, client through its concurrencies, answers and accuracy where they are due, server down."""
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -11,7 +12,7 @@ from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.progress import Meter
 from latent_moe.serving.recipe import Recipe
 from latent_moe.serving.secrets import secret_values
-from latent_moe.serving.server import Guarded, Server, check_port, free_port
+from latent_moe.serving.server import Guarded, Server, ServerError, check_port, free_port
 
 _GEMM = re.compile(r"latent_moe: (tail \S+ ran .*)")
 _K3_SHARDED = "up-projecting only this rank's hidden shard"
@@ -40,15 +41,24 @@ class BootRun:
         self.secrets = secret_values(env, [*recipe.server.args, *self.arm.args])
         caching = records.prefix_caching([*recipe.server.args, *self.arm.args])
         self.facts = records.BootFacts(boot, identity, None, None, device, caching)
+        self.server: Server | None = None
+        self._go = self.folder / "server.go"
 
-    def run(self) -> None:
-        """Boot, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case."""
+    def run(self, when_up: Callable[[], None] = lambda: None) -> None:
+        """Boot, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case.
+
+        `when_up` is called once the server answers.
+        """
         began = monotonic()
         self.meter.say(f"pair {self.boot.pair}: {self.boot.arm} starts")
-        with self._server() as server, self._client() as client:
+        self.prepare()
+        assert self.server is not None
+        self._go.touch()
+        with self.server as server, self._client() as client:
             server.wait_healthy(self.recipe.server.startup_timeout_s)
             self._learn(server)
             self.meter.finish("boot", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} is up")
+            when_up()
             client.go()
             for index, concurrency in enumerate(self.recipe.client.concurrencies):
                 self._measure(server, client, index, concurrency)
@@ -56,15 +66,25 @@ class BootRun:
                 self._answers(server)
                 self._accuracy(server)
 
-    def _server(self) -> Server:
+    def prepare(self) -> None:
+        """Start the server's process; on standby it only imports, until it is this boot's turn."""
+        if self.server is not None:
+            return
         if self.recipe.server.port:
             check_port(self.port)
         command = commands.server_command(
             self.recipe, self.boot.arm, self.model, self.port, self.python, commands.environment()
         )
-        log = self.folder / "server.log"
-        process = Guarded(command.all_words, command.env, log, self.secrets, self.out)
-        return Server(self.boot.arm, process, self.port)
+        words = command.all_words
+        if self.recipe.server.standby:
+            words = commands.on_standby(words, self._go.resolve())
+        process = Guarded(words, command.env, self.folder / "server.log", self.secrets, self.out)
+        self.server = Server(self.boot.arm, process, self.port)
+
+    def stop(self) -> None:
+        """End the server if it was started, however far it came."""
+        if self.server is not None:
+            self.server.process.stop()
 
     def _client(self) -> Client:
         spec = self.recipe.client
@@ -97,7 +117,7 @@ class BootRun:
         position = index * (2 if warm else 1)
         check = lambda: server.check_alive(f"while {self.boot.arm} was measured at concurrency {concurrency}")  # noqa: E731
         if warm:
-            client.finish(position, check)
+            _refuse_failures(client.finish(position, check), self.boot.arm, concurrency, server)
             started = datetime.now().astimezone()
         result = client.finish(position + warm, check)
         check()
@@ -107,8 +127,7 @@ class BootRun:
         records.save(
             plan.run_file(self.out, self.boot.arm, self.boot.pair, concurrency), record, self.secrets
         )
-        rate = result.get("total_token_throughput")
-        said = f"{rate:.1f} tok/s in all" if isinstance(rate, int | float) else "no throughput"
+        said = summary(result)
         self.meter.finish(
             "run", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} c{concurrency}: {said}"
         )
@@ -145,6 +164,23 @@ class BootRun:
                 f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
             )
         plan.write_whole(plan.accuracy_marker(self.out, self.boot.arm), {})
+
+
+def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -> None:
+    """A server that refuses warm-up requests will refuse the measured ones: say so before time is spent on them."""
+    if result.get("failed"):
+        raise ServerError(
+            f"server {arm} failed {result['failed']} of {result.get('num_prompts')} warm-up requests at "
+            f"concurrency {concurrency}",
+            server.process.tail(),
+        )
+
+
+def summary(result: dict) -> str:
+    """One run in a few words."""
+    rate = result.get("total_token_throughput")
+    said = f"{rate:.1f} tok/s in all" if isinstance(rate, int | float) else "no throughput"
+    return f"{said}, {result['failed']} requests FAILED" if result.get("failed") else said
 
 
 def gemm_line(log: Path) -> str | None:

@@ -14,6 +14,7 @@ from latent_moe.serving.secrets import HIDDEN, expand, hide, is_secret_name, ref
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CLIENT_MODULE = "latent_moe.serving.vllm_client"
+STANDBY_MODULE = "latent_moe.serving.vllm_server"
 DEFAULT_PORT = 8000
 
 
@@ -70,6 +71,11 @@ def server_command(
     added = [] if spec.port else ["--host", "127.0.0.1", "--port", str(port)]
     env = {name: expand(value, environment) for name, value in {**spec.env, **side.env}.items()}
     return Command([*start, *named, *spec.args, *side.args], env, added)
+
+
+def on_standby(words: list[str], go: Path) -> list[str]:
+    """The same server behind a process that imports now and starts when the file `go` appears."""
+    return [words[0], "-m", STANDBY_MODULE, str(go), *words[3:]]
 
 
 def client_command(

@@ -11,7 +11,9 @@ from typing import Any
 
 from latent_moe.errors import InputError
 
-SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+# The longest of these is longer than any word and its space: vLLM refuses prompts of more characters than
+# max-model-len times the longest token.
+SPECIAL = ("<pad>", "<s>", "</s>", "<unknown>")
 # Every preset has K3's structure: latent experts with a norm, shared experts, attention without positions.
 MODELS: dict[str, dict[str, Any]] = {
     # Sized so that a first token's time shows the up-projection on two CPU cores.
@@ -118,7 +120,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
     words = [*SPECIAL, *(f"w{index}" for index in range(len(SPECIAL), vocab_size))]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unknown>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -127,7 +129,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
         "pad_token": "<pad>",
         "bos_token": "<s>",
         "eos_token": "</s>",
-        "unk_token": "<unk>",
+        "unk_token": "<unknown>",
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

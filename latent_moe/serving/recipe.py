@@ -21,13 +21,18 @@ class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """`args` and `env` of every arm's server. `port` 0: a free one; else that one, and no --port is passed."""
+    """`args` and `env` of every arm's server. `port` 0: a free one; else that one, and no --port is passed.
+
+    With `standby` the next server's Python imports what it needs while the arm before is measured, and starts nothing
+    until it is its turn: for machines with many cores, where imports are most of a boot.
+    """
 
     args: list[str] = []
     env: dict[str, str] = {}
     launcher: Literal["module", "console"] = "module"
     port: int = 0
     startup_timeout_s: float = 900
+    standby: bool = False
 
 
 class ClientSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -132,6 +137,8 @@ def _check(recipe: Recipe, where: str) -> None:
         raise InputError(f"{where}: [model] needs either preset or name")
     if recipe.model.preset is not None:
         model_config(recipe.model.preset, recipe.model.changes)
+    if recipe.server.standby and recipe.server.launcher != "module":
+        raise InputError(f'{where}: standby needs launcher = "module"')
     _check_numbers(recipe, where)
 
 

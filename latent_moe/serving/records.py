@@ -16,7 +16,17 @@ from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
 
 SCHEMA = 1
 # Lists with one entry a request: vLLM's own client leaves them out unless asked, so do we.
-_PER_REQUEST = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generated_texts", "errors")
+_PER_REQUEST = (
+    "input_lens",
+    "output_lens",
+    "start_times",
+    "ttfts",
+    "itls",
+    "generated_texts",
+    "errors",
+    "latencies",
+    "queue_times",
+)
 
 
 @dataclass(frozen=True)
