@@ -68,6 +68,24 @@ def of_series(rows: Iterable[Mapping], tp: int, mode: str) -> list[Mapping]:
     return chosen
 
 
+def device_bound(rows: Iterable[Mapping], slack: float = 1.25) -> list[Mapping]:
+    """The rows in which the device, not the host, sets the time.
+
+    An eager row far above the captured graph of the same tail, T and tp waits for the host to launch its kernels:
+    that time is the host's, varies with it, and no model of the device has it. Graph rows, and eager rows without a
+    graph beside them, are kept.
+    """
+    rows = list(rows)
+    graph = {
+        (row["tail"], row["tp"], row["tokens"]): row["median_us"] for row in rows if row["mode"] == "graph"
+    }
+
+    def limit(row: Mapping) -> float:
+        return slack * graph.get((row["tail"], row["tp"], row["tokens"]), math.inf)
+
+    return [row for row in rows if row["mode"] == "graph" or row["median_us"] <= limit(row)]
+
+
 def fit(
     rows: Sequence[Mapping],
     hardware: Hardware,

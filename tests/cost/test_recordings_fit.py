@@ -26,12 +26,24 @@ def series():
 
 @pytest.mark.parametrize(("name", "tp", "mode", "collectives"), series())
 def test_held_out_tails_are_predicted_within_15_per_cent(name, tp, mode, collectives):
-    rows = fit.of_series(recordings.read(name), tp, mode)
+    rows = recordings.read(name)
+    if mode == "eager" and not collectives:
+        # Without collectives the device is done long before the host: 43 to 76 us for the same launches, by chance.
+        rows = fit.device_bound(rows)
+    rows = fit.of_series(rows, tp, mode)
     judged = fit.cross_validate(rows, H200, tp, collectives=collectives)
     assert judged
     assert {
         tail: round(found.median_error, 3) for tail, found in judged.items() if found.median_error > 0.15
     } == {}
+
+
+def test_rows_that_wait_for_the_host_are_told_apart():
+    def row(mode, us, tokens=8):
+        return {"tail": "fused", "tp": 8, "tokens": tokens, "mode": mode, "median_us": us}
+
+    rows = [row("graph", 10.0), row("eager", 50.0), row("eager", 12.0), row("eager", 99.0, tokens=16)]
+    assert fit.device_bound(rows) == [rows[0], rows[2], rows[3]]
 
 
 def test_the_fit_does_not_see_what_is_held_out():
