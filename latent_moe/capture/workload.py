@@ -108,6 +108,8 @@ def _line_up(tp: TensorParallel) -> None:
 
 def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
     """On every rank: folder/<tail>/rank<r>.pt.trace.json.gz for each tail."""
+    with torch.profiler.profile(activities=_activities()):
+        pass  # the profiler's own first start is slow and would fall into the first tail
     for name in work.tails:
         run = prepared(tp, work, TAILS[name])
         with torch.profiler.profile(

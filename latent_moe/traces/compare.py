@@ -20,6 +20,8 @@ from latent_moe.traces.marks import Steps, in_steps, marked_steps
 from latent_moe.traces.table import Trace, Warning
 
 SAME_WITHIN = 0.02
+# Waiting beyond this share of the kernel time is no property of the arm.
+LATE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,10 @@ def compare(
         *_counts(*arms),
         *_missing(*arms),
     ]
-    per_call, per_step = _per_call(*arms), _per_step(*arms)
+    per_call, per_step, late = _per_call(*arms), _per_step(*arms), _late(*arms)
     reasons = _obstacles(*arms, kind)
-    basis, speedup = _basis(per_call, per_step, kind)
+    basis, speedup = _basis(per_call, per_step, kind, bool(late))
+    warnings += late
     reasons += [] if speedup else [f"no {kind or 'gemm'} calls with a time in both"]
     verdict = "not_comparable" if reasons else _verdict(speedup, same_within)
     reasons = reasons or [
@@ -145,6 +148,17 @@ def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
     return warnings
 
 
+def _late(baseline: Arm, candidate: Arm) -> list[Warning]:
+    """Ranks that wait for each other make an arm look slow without its kernels being so."""
+    found = []
+    for name, one in _named(baseline, candidate):
+        wait = one.collectives.wait_ns
+        if wait and wait > LATE_SHARE * one.total_ns:
+            share = f"{100 * wait / one.total_ns:.0f} % of the kernel time is waiting for the last rank"
+            found.append(Warning("late_ranks", f"{name}: {share}: the verdict leaves it out"))
+    return found
+
+
 def _per_call(baseline: Arm, candidate: Arm) -> dict[str, dict[str, float | None]]:
     return {kind: _call(baseline, candidate, kind) for kind in sorted({*baseline.calls, *candidate.calls})}
 
@@ -176,6 +190,14 @@ def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
         "sum_speedup": _ratio(times["baseline"][0], times["candidate"][0]),
         "busy_speedup": _ratio(times["baseline"][1], times["candidate"][1]),
     }
+    waits = [one.collectives.wait_ns for one in (baseline, candidate)]
+    if sound and None not in waits:
+        shares = [one.devices * (one.steps.count if marked else 1) for one in (baseline, candidate)]
+        moving = [
+            (one.total_ns - one.collectives.wait_ns) / n
+            for one, n in zip((baseline, candidate), shares, strict=True)
+        ]
+        answer["sum_without_wait_speedup"] = _ratio(*moving)
     if marked:
         named = {"sum_ns": 0, "busy_ns": 1}
         answer |= {f"{arm}_{key}": times[arm][place] for arm in times for key, place in named.items()}
@@ -211,8 +233,10 @@ def _named(baseline: Arm, candidate: Arm):
     return ("baseline", baseline), ("candidate", candidate)
 
 
-def _basis(per_call, per_step, kind: str | None) -> tuple[str, float | None]:
+def _basis(per_call, per_step, kind: str | None, late: bool) -> tuple[str, float | None]:
     """What the verdict rests on, and its speed-up."""
+    if kind is None and late and per_step.get("sum_without_wait_speedup"):
+        return "sum of kernel times per step without waiting", per_step["sum_without_wait_speedup"]
     if kind is None and per_step["busy_speedup"]:
         return "busy time per step", per_step["busy_speedup"]
     if kind is None and per_step["sum_speedup"]:

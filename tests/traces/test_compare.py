@@ -241,3 +241,20 @@ def test_a_file_without_kernels_does_not_win(sharding, tmp_path, capsys):
     empty = csv(tmp_path / "empty.csv", [])
     assert main(["compare", str(sharding[0]), str(empty), "--json"]) == 2
     assert "no kernels" in capsys.readouterr().err
+
+
+def test_waiting_for_a_late_rank_is_no_slowness():
+    """Rank 1 comes 900 ns late to each collective of one arm; the kernels themselves are equally fast."""
+
+    def rows(late):
+        steps = [(step * 10_000 + 1, f"tail=a T=1 step={step}") for step in range(3)]
+        both = [(device, start, name) for start, name in steps for device in (0, 1)]
+        gemms = [(d, GEMM, s, 100, name) for d, s, name in both]
+        waits = [(d, REDUCE, s + 100 + d * late, 50 + (1 - d) * late, name) for d, s, name in both]
+        return gemms + waits
+
+    result = compare(table(rows(900)), table(rows(0)))
+    assert result.per_step["sum_speedup"] > 3
+    assert result.per_step["sum_without_wait_speedup"] == 1.0
+    assert result.verdict == "same"
+    assert "late_ranks" in codes(result)
