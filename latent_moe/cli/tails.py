@@ -28,7 +28,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--samples", type=int, default=30, help="samples per row (default 30)")
     parser.add_argument(
-        "--chunks", type=int, nargs="*", default=[], help="also time the chunked tails with these"
+        "--variants",
+        nargs="*",
+        default=[],
+        metavar="TAIL:OPTION=VALUE",
+        help="also time these from T = 1024 on, such as pipelined:chunks=3",
     )
     parser.add_argument("--timeout", type=float, default=900, help="seconds after which the ranks are ended")
     parser.add_argument(
@@ -84,25 +88,14 @@ def _sweep(args: Namespace, machine):
 
     gpu = machine.kind != "cpu"
     tokens = args.tokens or (POWERS if gpu else POWERS[:9])
-    if (
-        min(tokens) < 1
-        or args.samples < 1
-        or args.tp < 1
-        or (args.shapes_of or 1) < 1
-        or min(args.chunks, default=1) < 1
-    ):
-        raise InputError("tails: T, samples, tp and chunks must be at least 1")
+    if min(tokens) < 1 or args.samples < 1 or args.tp < 1 or (args.shapes_of or 1) < 1:
+        raise InputError("tails: T, samples and tp must be at least 1")
     if not gpu and args.mode in ("graph", "both"):
         raise InputError("tails: --mode graph needs a GPU")
     names = args.tails or list(TAILS)
     modes = {"both": ("eager", "graph"), None: ("eager", "graph") if gpu else ("eager",)}.get(
         args.mode, (args.mode,)
     )
-    chunked = [
-        (f"{name}[{count}]", name, (("chunks", count),))
-        for name in ("pipelined", "token_parallel")
-        for count in args.chunks
-    ]
     config = preset(args.preset or ("kimi-k3" if gpu else "demo"))
     size = args.shapes_of or args.tp
     if config.hidden_size % size:
@@ -115,8 +108,23 @@ def _sweep(args: Namespace, machine):
         dtype=args.dtype or ("bfloat16" if gpu else "float32"),
         samples=args.samples,
         shapes_of=args.shapes_of,
-        options=tuple(chunked),
+        options=tuple(_variant(spec) for spec in args.variants),
     )
+
+
+def _variant(spec: str):
+    """ "pipelined:chunks=3,accumulate=add" -> (name, tail, options)."""
+    from latent_moe.capture.sweep import known_tail
+    from latent_moe.errors import InputError
+
+    name, _, rest = spec.partition(":")
+    pairs = [item.partition("=") for item in rest.split(",")]
+    function = known_tail(name).function
+    accepted = function.__code__.co_varnames[5 : function.__code__.co_argcount]
+    for key, _, value in pairs:
+        if key not in accepted or not value:
+            raise InputError(f"tails: --variants {spec}: {name} takes {', '.join(accepted) or 'no options'}")
+    return spec, name, tuple((key, int(value) if value.isdigit() else value) for key, _, value in pairs)
 
 
 def _text(answer: dict) -> str:

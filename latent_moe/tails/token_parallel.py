@@ -7,18 +7,35 @@ import torch
 
 from latent_moe.parallel import TensorParallel
 from latent_moe.tails.norm import apply_norm
+from latent_moe.tails.peer_copy import exchange_for
 from latent_moe.tails.pieces import padded_rows, pieces
+from latent_moe.tails.token_parallel_copy import end_tokens
+
+COPY_FROM = 2048  # tokens; below, launches cost more than the processors that the collectives take
 
 
-def token_parallel(routed, shared, weight, norm, tp: TensorParallel, chunks: int = 0) -> torch.Tensor:
+def token_parallel(
+    routed, shared, weight, norm, tp: TensorParallel, chunks: int = 0, exchange: str = "auto"
+) -> torch.Tensor:
     """l = RS(routed); s = RS(shared); s += norm(l) W^T on T/tp rows; out = AG(s).
 
-    All reduce-scatters are issued first; each piece's GEMM runs under those that are still under way, and its
-    all-gather under the next piece's GEMM. T is padded with zero rows to a multiple of tp. `chunks` 0: by T.
+    T is padded with zero rows to a multiple of tp. `chunks`: pieces of the rows, 0 by T. `exchange`: "collectives",
+    "copy" (copy engines, GPUs of one host; falls back to collectives where that cannot be had) or "auto": copy from
+    T = 2048 on.
     """
     tokens = routed.shape[0]
     routed, shared = padded_rows(routed, tp.size), padded_rows(shared, tp.size)  # [T', L], [T', H]
-    rows = pieces(routed.shape[0], chunks or default_chunks(tokens, tp.size), tp.size)
+    if exchange == "copy" or (exchange == "auto" and tokens >= COPY_FROM):
+        buffers = exchange_for(tp, routed, shared)
+        if buffers is not None:
+            count = chunks or (2 if tokens >= 4096 else 1)
+            return end_tokens(routed, shared, weight, norm, tp, buffers, count)[:tokens]
+    return _by_collectives(routed, shared, weight, norm, tp, chunks or 1)[:tokens]  # [T, H]
+
+
+def _by_collectives(routed, shared, weight, norm, tp: TensorParallel, chunks: int) -> torch.Tensor:
+    """All reduce-scatters are issued first; the GEMM of each piece runs under those that are still under way."""
+    rows = pieces(routed.shape[0], chunks, tp.size)
     latents = [_scatter(routed[piece], tp) for piece in rows]
     hiddens = [_scatter(shared[piece], tp) for piece in rows]
     gathers = []
@@ -31,12 +48,7 @@ def token_parallel(routed, shared, weight, norm, tp: TensorParallel, chunks: int
         gathers.append(tp.all_gather(own, out=shared[piece], async_op=True))
     for gather in gathers:
         gather.wait()
-    return shared[:tokens]  # [T, H]
-
-
-def default_chunks(tokens: int, tp: int) -> int:
-    """Two pieces from T = 4096 on, where a piece's GEMM outlasts the launches it costs (profiles/h200x2_tails)."""
-    return 2 if tokens >= 4096 else 1
+    return shared
 
 
 def _scatter(x: torch.Tensor, tp: TensorParallel):
