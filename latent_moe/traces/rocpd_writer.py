@@ -59,7 +59,7 @@ _NODE = 1
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel: times in ns; `agent` is the GPU's index from 0."""
+    """One kernel: times in ns; `agent` is the GPU's index from 0, `region` what the record itself names."""
 
     name: str
     start_ns: int
@@ -67,6 +67,7 @@ class Dispatch:
     agent: int = 0
     queue: int = 1
     thread: int = 1
+    region: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,5 +161,9 @@ def _dispatch(rows: _Rows, item: Dispatch, number: int, pid: int) -> None:
     sizes |= {f"grid_size_{axis}": 65536 if axis == "x" else 1 for axis in "xyz"}
     place = {"nid": _NODE, "pid": pid, "tid": item.thread, "agent_id": item.agent + 1}
     where = {"queue_id": item.queue, "stream_id": item.queue, "start": item.start_ns, "end": item.end_ns}
-    what = {"kernel_id": rows.symbols[item.name], "dispatch_id": number, "region_name_id": rows.string("")}
+    what = {
+        "kernel_id": rows.symbols[item.name],
+        "dispatch_id": number,
+        "region_name_id": rows.string(item.region),
+    }
     rows.add("kernel_dispatch", **place, **where, **what, event_id=event, **sizes)

@@ -41,6 +41,7 @@ KNOWN = [
     ("void cross_device_reduce_2stage<half, 4>()", "collective", "unknown"),
     ("gloo:all_reduce", "collective", "gloo"),
     ("fused_moe_kernel", "moe", "triton"),
+    ("fused_up_projection", "gemm", "triton"),
     ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu", "moe", "triton"),
     ("triton_poi_fused_add_3", "elementwise", "triton"),
     ("triton_red_fused_mean_1", "reduction", "triton"),

@@ -165,7 +165,7 @@ GEMM = (
         "gemm",
         "cutlass",
     ),
-    (r"latent_moe_\w*(?:project|gemm|norm_project|accumulate)\w*", "gemm", "triton"),
+    (r"^fused_up_projection", "gemm", "triton"),
     (
         r"triton_(?:tem|mm)_\w+|_gemm_a\w+|_?matmul_kernel|_gemm_kernel|batched_gemm_\w*kernel|_w8a8_\w*gemm",
         "gemm",
