@@ -4,8 +4,9 @@ import sqlite3
 
 import pytest
 
+from latent_moe.capture import synthetic
 from latent_moe.profiles import load_manifest
-from latent_moe.traces import measure, synthetic
+from latent_moe.traces import measure
 from latent_moe.traces.compare import compare
 from latent_moe.traces.read import read
 

@@ -2,7 +2,7 @@
 
 Durations are invented to show what a reader must not get wrong; none is a measurement. The whole GEMM takes the
 11.69 us that AMD published for its shape on gfx950 (aiter's tuned table), everything else is an assumption.
-`python -m latent_moe.traces.synthetic OUT` writes them.
+`python -m latent_moe.capture.synthetic OUT` writes them.
 """
 
 import csv
@@ -101,7 +101,7 @@ def _manifest(name: str) -> Manifest:
         title="Kimi-K3's tail, replicated and column_parallel, as rocprofv3 would record it: invented times",
         device="invented, eight GPUs",
         date="2026-11-30",
-        command="python -m latent_moe.traces.synthetic OUT",
+        command="python -m latent_moe.capture.synthetic OUT",
         files=files,
         parameters={"tp": DEVICES, "tokens": [16], "steps": STEPS, "tails": list(ARMS)},
         notes="No number here is a measurement. The whole GEMM's 11.69 us is AMD's published time for M=16, N=7168, "
