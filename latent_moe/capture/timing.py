@@ -46,7 +46,7 @@ def sample(
     samples: int,
     graph: bool,
     device: torch.device,
-    line_up: Callable[[], None],
+    line_up: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """us per call of `run(set index)`, one number a pass, after two warm-up passes.
 

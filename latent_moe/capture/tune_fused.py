@@ -22,34 +22,39 @@ from latent_moe.kernels import norm_project_accumulate
 from latent_moe.kernels.launch import architecture
 from latent_moe.kernels.plan import Plan
 
-BUCKETS = (16, 32, 64, 128, 256)
-PROCESSORS = (
-    132  # an H200's; a plan that fills less than a third of them, or more than four times, is not tried
-)
+BUCKETS = (16, 32, 64, 128)
+# An H200's; plans that fill fewer than two thirds of them, or need more than two rounds, are not tried.
+PROCESSORS = 132
 LDS_BYTES = 200 * 1024
 MAX_ERROR = 1e-2
+STAGES = (3, 8)
 
 
 def candidates(tokens: int, n: int, k: int) -> list[Plan]:
-    """Plans worth trying for `tokens` tokens: enough programs to fill the chip, tiles that fit."""
-    blocks_t = (
-        [16] if tokens <= 16 else [size for size in (32, 64, 128) if tokens / 4 <= size <= tokens] or [128]
-    )
+    """Plans worth trying for `tokens` tokens: enough programs to fill the chip, tiles that fit, K split evenly."""
+    blocks_t = [tokens] if tokens <= 64 else [64, 128]
     found = []
     for block_t, block_n, block_k, split in product(
-        blocks_t, (32, 64, 128), (64, 128, 256), (1, 2, 4, 7, 8, 14)
+        blocks_t, (16, 32, 64, 128), (64, 128, 256), (1, 2, 4, 7, 8, 14)
     ):
         programs = -(-tokens // block_t) * -(-n // block_n) * split
-        small = PROCESSORS / 3 <= programs <= 4 * PROCESSORS or (split == 1 and programs > PROCESSORS)
-        fits = 3 * 2 * block_k * (block_t + block_n) <= LDS_BYTES and block_k * split <= k
-        even = k % (block_k * split) == 0
-        if small and fits and even:
+        fills = 2 * PROCESSORS / 3 <= programs <= 2 * PROCESSORS
+        if fills and k % (block_k * split) == 0 and block_t * block_n <= 8192:
             warps = 8 if block_t * block_n >= 8192 else 4
+            depths = {_depth(most, block_t, block_n, block_k, k // split) for most in STAGES}
             found += [
-                Plan(block_t, block_n, block_k, split, warps, stages)
-                for stages in ((3, 4) if tokens <= 64 else (3,))
+                Plan(block_t, block_n, block_k, split, warps, stages) for stages in sorted(depths - {0})
             ]
     return found
+
+
+def _depth(most: int, block_t: int, block_n: int, block_k: int, k: int) -> int:
+    """Stages of the load pipeline: no more than there are steps or fit into LDS; 0 where two do not fit.
+
+    A pipeline as deep as the loop has all its loads in flight at once, which is what hides memory's latency.
+    """
+    fit = LDS_BYTES // (2 * block_k * (block_t + block_n))
+    return min(most, max(k // block_k, 2), fit) if fit >= 2 else 0
 
 
 def _tensors(tokens: int, n: int, k: int, count: int):
@@ -115,7 +120,7 @@ def tune(n_values: list[int], k: int, out: Path) -> None:
     jobs = {(n, tokens): candidates(tokens, n, k) for n in n_values for tokens in BUCKETS}
     flat = [(n, k, tokens, plan) for (n, tokens), plans in jobs.items() for plan in plans]
     print(f"tuning: {len(flat)} plans", flush=True)
-    with ProcessPoolExecutor(min(16, os.cpu_count() or 1), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(24, os.cpu_count() or 1), get_context("spawn")) as pool:
         list(pool.map(_compile, flat, chunksize=4))
     rows = []
     for (n, tokens), plans in jobs.items():
