@@ -13,9 +13,8 @@ from latent_moe.cost import hardware as machines
 from latent_moe.cost.hardware import Hardware
 from latent_moe.cost.predict import Predicted
 from latent_moe.cost.tail import TAIL_NAMES, crossover_map, tail_cost
+from latent_moe.plots.theme import COLOURS, finish
 
-# Okabe and Ito's colours: told apart by colour-blind readers, readable on light and dark grounds.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A200")
 METRIC_NAMES = {
     "total_tok_per_s": "total throughput",
     "mean_ttft_ms": "mean TTFT",
@@ -26,15 +25,6 @@ METRIC_NAMES = {
 def _machine(hardware: Hardware | str, link_gb_per_s: float | None) -> Hardware:
     machine = machines.get(hardware) if isinstance(hardware, str) else hardware
     return machine.replace(link_gb_per_s=link_gb_per_s) if link_gb_per_s else machine
-
-
-def _laid_out(figure: go.Figure, title: str, caption: str, x: str, y: str) -> go.Figure:
-    text = f"{title}<br><sup>{caption}</sup>"
-    figure.update_layout(title=text, xaxis_title=x, yaxis_title=y, margin={"t": 90}, height=440)
-    # No ground of its own: the page's light or dark theme shows through.
-    figure.update_layout(paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808080")
-    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.6)"}
-    return figure.update_xaxes(**grid).update_yaxes(**grid)
 
 
 def tail_terms(
@@ -53,9 +43,7 @@ def tail_terms(
     ]
     figure = go.Figure(bars).update_layout(barmode="stack")
     caption = f"modelled, {machine.name}, link {machine.link_gb_per_s:g} GB/s each direction"
-    return _laid_out(
-        figure, f"What each tail takes at T = {tokens}, tp = {tp}", caption, "tail", "us per layer"
-    )
+    return finish(figure, f"What each tail takes at T = {tokens}, tp = {tp}", caption, "tail", "us per layer")
 
 
 def _term_bar(name: str, costs, colour: str, hatched: bool) -> go.Bar:
@@ -99,7 +87,7 @@ def crossovers(
         colorbar={"tickvals": list(range(steps)), "ticktext": list(TAIL_NAMES)},
     )
     caption = f"modelled, {machine.name}, link {machine.link_gb_per_s:g} GB/s each direction"
-    return _laid_out(go.Figure(heat), "The cheapest tail", caption, "T, tokens in the step", "tp, ranks")
+    return finish(go.Figure(heat), "The cheapest tail", caption, "T, tokens in the step", "tp, ranks")
 
 
 def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_tok_per_s") -> go.Figure:
@@ -112,7 +100,7 @@ def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_
     spread = [row["uncertainty_pp"].get(metric) or 0 for row in rows]
     predicted = [row["delta_pct"][metric] for row in rows]
     bars = [go.Bar(name="predicted (modelled)", x=x, y=predicted, marker_color=COLOURS[0])]
-    bars[0].error_y = {"type": "data", "array": spread, "color": "#808080"}
+    bars[0].error_y = {"type": "data", "array": spread, "color": "#2b2b2b"}
     known = [(row["published_delta_pct"] or {}).get(metric) for row in rows]
     bars.append(
         go.Bar(name="published", x=x, y=known, marker={"color": COLOURS[1], "pattern": {"shape": "/"}})
@@ -121,7 +109,7 @@ def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_
     said = "no published rows" if error is None else f"mean absolute error {error:.2f} points"
     title = f"Change of {METRIC_NAMES.get(metric, metric)}: predicted against published"
     caption = f"savings from the {answer['savings_from']}, {answer['hardware']}; {said}"
-    return _laid_out(go.Figure(bars), title, caption, "concurrency", "change, %")
+    return finish(go.Figure(bars), title, caption, "concurrency", "change, %")
 
 
 def expected_gain(predicted: Predicted, source: str) -> go.Figure:
@@ -131,9 +119,9 @@ def expected_gain(predicted: Predicted, source: str) -> go.Figure:
     bar = go.Bar(
         x=[METRIC_NAMES[name] for name in names],
         y=[predicted.delta_pct[name] for name in names],
-        error_y={"type": "data", "array": spread, "color": "#808080"},
+        error_y={"type": "data", "array": spread, "color": "#2b2b2b"},
         marker_color=COLOURS[0],
     )
     row = predicted.row
     title = f"Expected change: {row.concurrency} in flight, {row.isl} in, {row.osl} out"
-    return _laid_out(go.Figure(bar), title, f"{predicted.kind}; {source}", "metric", "change, %")
+    return finish(go.Figure(bar), title, f"{predicted.kind}; {source}", "metric", "change, %")
