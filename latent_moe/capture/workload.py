@@ -154,7 +154,7 @@ def _recording():
 def main(argv: list[str]) -> int:
     """`python -m latent_moe.capture.workload '<Workload as JSON>'`: what rocprofv3 starts."""
     raw = json.loads(argv[0])
-    work = Workload(**{key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()})
+    work = Workload(**{**raw, "tails": tuple(raw["tails"]), "tokens": tuple(raw["tokens"])})
     work.check()
     launch(under_rocprofv3, work.tp, work)
     return 0

@@ -39,7 +39,7 @@ class Arm:
     untimed_calls: int
     collectives: Collectives
     partial: bool
-    ranks: dict[str, dict[str, int]] = field(default_factory=dict)
+    ranks: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ def arm(trace: Trace) -> Arm:
     )
 
 
-def _ranks(kernels) -> dict[str, dict[str, int]]:
-    names, found = measure.ranks(kernels), {}
+def _ranks(kernels) -> dict[str, dict[str, int | None]]:
+    names = measure.ranks(kernels)
+    found: dict[str, dict[str, int | None]] = {}
     for row in measure.group(kernels, names):
         mine = kernels.take(names.codes == names.values.index(row.key))
         found[row.key] = {"total_ns": row.total_ns, "busy_ns": measure.busy_ns(mine)}
@@ -178,30 +179,32 @@ def _call(baseline: Arm, candidate: Arm, kind: str) -> dict[str, float | None]:
 
 def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
     """Speed-ups of the time per step and device; the times themselves where steps are marked in both."""
-    marked = bool(baseline.steps and candidate.steps)
     sound = _comparable_steps(baseline, candidate)
-    times = {}
-    for name, one in (("baseline", baseline), ("candidate", candidate)):
-        share = one.devices * (one.steps.count if marked else 1)
-        times[name] = [
-            value / share if sound and value is not None else None for value in (one.total_ns, one.busy_ns)
-        ]
-    answer = {
-        "sum_speedup": _ratio(times["baseline"][0], times["candidate"][0]),
-        "busy_speedup": _ratio(times["baseline"][1], times["candidate"][1]),
-    }
-    waits = [one.collectives.wait_ns for one in (baseline, candidate)]
-    if sound and None not in waits:
-        shares = [one.devices * (one.steps.count if marked else 1) for one in (baseline, candidate)]
-        moving = [
-            (one.total_ns - one.collectives.wait_ns) / n
-            for one, n in zip((baseline, candidate), shares, strict=True)
-        ]
-        answer["sum_without_wait_speedup"] = _ratio(*moving)
+    marked = baseline.steps is not None and candidate.steps is not None
+    before, after = (_times_of_a_step(one, marked) if sound else _NO_TIMES for one in (baseline, candidate))
+    answer = {"sum_speedup": None, "busy_speedup": None}
+    answer |= {f"{key}_speedup": _ratio(before[key], after[key]) for key in ("sum", "busy")}
+    if before["sum_without_wait"] is not None and after["sum_without_wait"] is not None:
+        answer["sum_without_wait_speedup"] = _ratio(before["sum_without_wait"], after["sum_without_wait"])
     if marked:
-        named = {"sum_ns": 0, "busy_ns": 1}
-        answer |= {f"{arm}_{key}": times[arm][place] for arm in times for key, place in named.items()}
+        arms = {"baseline": before, "candidate": after}
+        answer |= {f"{name}_{key}_ns": one[key] for name, one in arms.items() for key in ("sum", "busy")}
     return answer
+
+
+_NO_TIMES: dict[str, float | None] = {"sum": None, "busy": None, "sum_without_wait": None}
+
+
+def _times_of_a_step(one: Arm, marked: bool) -> dict[str, float | None]:
+    """Sum, union and sum without waiting, ns per device and step (of the whole recording where none is marked)."""
+    share = one.devices * (one.steps.count if one.steps and marked else 1)
+    wait = one.collectives.wait_ns
+    whole = {
+        "sum": one.total_ns,
+        "busy": one.busy_ns,
+        "sum_without_wait": None if wait is None else one.total_ns - wait,
+    }
+    return {key: None if value is None else value / share for key, value in whole.items()}
 
 
 def _comparable_steps(baseline: Arm, candidate: Arm) -> bool:
@@ -245,11 +248,13 @@ def _basis(per_call, per_step, kind: str | None, late: bool) -> tuple[str, float
     return f"time per {chosen} call", per_call.get(chosen, {}).get("speedup")
 
 
-def _verdict(speedup: float, same_within: float) -> str:
+def _verdict(speedup: float | None, same_within: float) -> str:
+    if speedup is None:
+        return "not_comparable"
     if abs(speedup - 1) <= same_within:
         return "same"
     return "faster" if speedup > 1 else "slower"
 
 
-def _because(basis: str, speedup: float) -> str:
-    return f"{basis}: baseline over candidate {speedup:.3f}"
+def _because(basis: str, speedup: float | None) -> str:
+    return basis if speedup is None else f"{basis}: baseline over candidate {speedup:.3f}"

@@ -40,7 +40,9 @@ def _timeline(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Where the span on top changes: (times, rows), row -1 between spans. Spans come sorted by start."""
     if len(starts) == 1 or bool((starts[1:] > ends[:-1]).all()):
         return _flat(starts, ends)
-    times, rows, stack = [], [], []
+    times: list[int] = []
+    rows: list[int] = []
+    stack: list[int] = []
     span_ends = ends.tolist()
     for row, start in enumerate(starts.tolist()):
         _close(stack, span_ends, start, times, rows)

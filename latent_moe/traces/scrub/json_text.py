@@ -34,7 +34,7 @@ def clean_json(content: bytes, path: Path, secrets: Secrets) -> bytes:
     except (msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{path}: cannot be scrubbed, it is no whole JSON ({error})") from error
     if isinstance(raw, dict) and "rocprofiler-sdk-tool" in raw:
-        kept = _tool(raw, secrets)
+        kept: Any = _tool(raw, secrets)
     elif isinstance(raw, dict) and "traceEvents" in raw:
         kept = _kineto(raw, secrets)
     elif isinstance(raw, list):
