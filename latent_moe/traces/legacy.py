@@ -16,7 +16,7 @@ from latent_moe.traces.rocprof_csv import process_of
 from latent_moe.traces.table import Coded, Kernels, constant, encode
 
 CSV, STATS, DATABASE = "rocprof v1 CSV", "rocprof v1 statistics", "rocprof v1 database"
-_MOST_CALLS = 50_000_000
+_MOST_CALLS = 5_000_000
 
 
 def read_csv(path: Path, salvage: bool = False) -> Part:
@@ -69,7 +69,7 @@ def _spread(part: Part, table: Table, cells: dict) -> Kernels:
     calls = table.numbers(cells["calls"], "calls", 0)
     total = table.numbers(cells["totaldurationns"], "totaldurationns", 0)
     if len(calls) and (calls.min() < 0 or total.min() < 0 or calls.sum() > _MOST_CALLS):
-        raise InputError(f"{part.path}: no statistics of kernels: {int(calls.sum())} calls")
+        raise InputError(f"{part.path}: no statistics of kernels, or too many calls: {int(calls.sum())}")
     rows = np.repeat(np.arange(len(calls)), calls)
     first = np.repeat(np.cumsum(calls) - calls, calls)
     mean, left = np.divmod(total, np.maximum(calls, 1))

@@ -143,15 +143,31 @@ def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
 
 def _constants(recorded: Recorded, table: str, names: list[str]) -> tuple[int, dict[str, int]]:
     """(number of rows, {column: its value} for the columns that hold one value): not to be fetched row by row."""
-    picked = [f"{f}(ifnull({sqlite.quoted(name)}, -1))" for name in names for f in ("min", "max")]
     condition, parameters = recorded.where()
-    statement = f"SELECT count(*), {', '.join(picked) or 'NULL'} FROM {sqlite.quoted(table)} {condition}"
-    n, *ends = recorded.connection.execute(statement, parameters).fetchone()
-    pairs = zip(names, ends[::2], ends[1::2], strict=False)
-    return n, {
-        name: low
-        for name, low, high in pairs
-        if low == high and isinstance(low, int) and isinstance(high, int)
+    source = f"FROM {sqlite.quoted(table)} {condition}"
+    n = recorded.connection.execute(f"SELECT count(*) {source}", parameters).fetchone()[0]
+    if not n or not names:
+        return n, {}
+    picked = ", ".join(map(sqlite.quoted, names))
+    first = recorded.connection.execute(f"SELECT {picked} {source} LIMIT 1", parameters).fetchone()
+    whole = {name: value for name, value in zip(names, first, strict=True) if isinstance(value, int)}
+    return n, _unchanging(recorded, f"{source} {'AND' if condition else 'WHERE'}", parameters, whole)
+
+
+def _unchanging(recorded: Recorded, source: str, parameters: tuple, first: dict[str, int]) -> dict[str, int]:
+    """The columns in which no row differs from the first: one pass for all, halves where one of them differs."""
+    if not first:
+        return {}
+    differs = " OR ".join(f"{sqlite.quoted(name)} IS NOT ?" for name in first)
+    statement = f"SELECT 1 {source} ({differs}) LIMIT 1"
+    if not recorded.connection.execute(statement, (*parameters, *first.values())).fetchall():
+        return first
+    names, half = list(first), len(first) // 2
+    halves = (names[:half], names[half:]) if half else ()
+    return {
+        name: value
+        for some in halves
+        for name, value in _unchanging(recorded, source, parameters, {k: first[k] for k in some}).items()
     }
 
 
