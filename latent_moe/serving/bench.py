@@ -107,7 +107,7 @@ def _recommend(recipe: Recipe, out: Path, boot: plan.Boot, say: Callable[[str], 
         return
     from latent_moe.serving.comparison import recommend_from_runs
 
-    for concurrency, advice in recommend_from_runs([out]).items():
+    for concurrency, advice in recommend_from_runs(out).items():
         say(f"concurrency {concurrency}: {advice.note}")
 
 
