@@ -1,0 +1,81 @@
+"""latent-moe bench: serve both arms with real vLLM, interleaved, and measure them."""
+
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from contextlib import contextmanager
+from pathlib import Path
+
+HELP = "Start real vLLM servers for both arms of a recipe, in turn, drive vLLM's own client, save run by run."
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument("recipe", metavar="RECIPE", help="a shipped recipe's name, or a .toml file")
+    parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/bench/<time>_<recipe>)")
+    parser.add_argument("--resume", action="store_true", help="complete an interrupted --out")
+    parser.add_argument(
+        "--pairs", type=int, metavar="N", help="pairs of boots instead of the recipe's number"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print every command and start nothing")
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        const="",
+        metavar="ARM",
+        help="one short run of ARM (default: the candidate), traced",
+    )
+
+
+def run(args: Namespace) -> int:
+    """Dispatch on --dry-run and --profile; 0 when everything was measured."""
+    from latent_moe.cli.output import emit
+    from latent_moe.serving.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe)
+    if args.dry_run:
+        from latent_moe.serving.dry_run import commands, text
+
+        listed = commands(recipe)
+        emit(args, {"recipe": recipe.name, "commands": listed}, text(recipe, listed))
+        return 0
+    with _terminate_as_interrupt():
+        return _measure(args, recipe)
+
+
+def _measure(args: Namespace, recipe) -> int:
+    from latent_moe.cli.output import emit
+    from latent_moe.errors import LatentMoEError
+    from latent_moe.serving import bench
+    from latent_moe.serving.progress import shown
+
+    try:
+        with shown() as notify:
+            if args.profile is not None:
+                from latent_moe.serving.trace_run import trace
+
+                out = trace(recipe, args.profile or recipe.role_of("candidate"), args.out, notify)
+            else:
+                out = bench.run(recipe, args.out, resume=args.resume, pairs=args.pairs, notify=notify)
+    except LatentMoEError as error:
+        if tail := getattr(error, "log_tail", ""):
+            print(f"last lines of the log:\n{tail}", file=sys.stderr)
+        raise
+    files = sorted(str(path.relative_to(out)) for path in Path(out).glob("runs/*.json"))
+    emit(args, {"recipe": recipe.name, "runs": files, "out": str(out)}, f"{out}: {len(files)} runs")
+    return 0
+
+
+@contextmanager
+def _terminate_as_interrupt():
+    """SIGTERM and a closed terminal end a benchmark as Ctrl-C does: servers down, files whole."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
