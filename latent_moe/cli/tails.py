@@ -56,6 +56,10 @@ def run(args: Namespace) -> int:
 
         write_recording(args.record, found, sweep, tp, machine)
     answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp}
+    if not args.shapes_of:
+        from latent_moe.capture.choices import choices
+
+        answer["auto"] = choices(found["rows"], sweep.config, tp, machine)
     emit(args, answer, _text(answer))
     return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
 
@@ -135,6 +139,10 @@ def _text(answer: dict) -> str:
     ]
     lines += [
         f"not timed: {item['tail']} at T = {item['tokens']}: {item['reason']}" for item in answer["skipped"]
+    ]
+    lines += [
+        f"auto at T = {one['tokens']}, {one['mode']}: {one['tail']}, {one['over_best_pct']:.1f} % over {one['best']} ({one['why']})"
+        for one in answer.get("auto", [])
     ]
     worst = max((check["max_rel_err"] for check in answer["checks"]), default=None)
     lines.append(

@@ -23,12 +23,14 @@ FALLBACK = "column_parallel"
 MODELLED_FUSED_TOKENS = 64
 
 
-def pick(tokens: int, config: LatentMoEConfig, tp: TensorParallel, platform: Platform) -> tuple[str, str]:
+def pick(
+    tokens: int, config: LatentMoEConfig, tp: TensorParallel, platform: Platform, mode: str | None = None
+) -> tuple[str, str]:
     """The tail for a step of `tokens` tokens, and why in one line; never a tail that is refused.
 
-    A graph under capture is judged by the recording's graph rows, anything else by its eager rows.
+    `mode` says by which rows of a recording to judge, "graph" or "eager"; None: graph while one is captured.
     """
-    return _pick(tokens, config, tp.size, platform, _mode(), str(profiles.profiles_dir()))
+    return _pick(tokens, config, tp.size, platform, mode or _mode(), str(profiles.profiles_dir()))
 
 
 def _mode() -> str:

@@ -1,0 +1,123 @@
+"""`latent-moe tails` on real ranks: rows, checks, a recording that reads back, bad input."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from latent_moe.capture.choices import choices
+from latent_moe.capture.timing import MAX_SETS, MIN_SETS, sets_needed, summarise
+from latent_moe.cli import main
+from latent_moe.config import KIMI_K3
+from latent_moe.cost import recordings
+from latent_moe.platform import Platform
+from latent_moe.profiles import load_manifest
+from latent_moe.tails import TAILS
+
+QUICK = ["--preset", "tiny", "--samples", "3"]
+
+
+def run(capsys, *arguments):
+    code = main(["tails", *arguments, "--json"])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out.strip().splitlines()[-1]), captured.err
+
+
+def test_rows_checks_and_a_recording(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    monkeypatch.setattr(sys, "argv", ["latent-moe", "tails", "--record", str(folder)])
+    code, answer, _ = run(capsys, *QUICK, "--tp", "2", "--tokens", "1", "5", "--record", str(folder))
+    assert code == 0
+    assert answer["tp"] == 2
+    assert answer["device"]
+    timed = {(row["tail"], row["tokens"]) for row in answer["rows"]}
+    assert timed == {(tail, t) for tail in set(TAILS) - {"fused"} for t in (1, 5)}
+    for row in answer["rows"]:
+        assert 0 < row["p10_us"] <= row["median_us"] <= row["p90_us"]
+    assert {(item["tail"], item["tokens"]) for item in answer["skipped"]} == {("fused", 1), ("fused", 5)}
+    assert all("takes bfloat16 and float16" in item["reason"] for item in answer["skipped"])
+    assert all(0 < check["max_rel_err"] <= 1e-5 and check["same_bits"] for check in answer["checks"])
+    assert {one["tail"] for one in answer["auto"]} == {"column_parallel"}
+    assert all(one["over_best_pct"] >= 0 for one in answer["auto"])
+    _reads_back(folder, answer)
+
+
+def _reads_back(folder, answer):
+    manifest = load_manifest(folder)
+    assert (manifest.kind, manifest.parameters["tp"], manifest.parameters["collectives"]) == (
+        "measured",
+        2,
+        True,
+    )
+    # The command without the folders of the machine it ran on.
+    assert manifest.command == "latent-moe tails --record here"
+    rows = recordings.read(folder)
+    assert {(row["tail"], row["tokens"], row["median_us"]) for row in rows} == {
+        (row["tail"], row["tokens"], row["median_us"]) for row in answer["rows"]
+    }
+    with (folder / "tails.csv").open(newline="") as file:
+        header = next(csv.reader(file))
+    assert header[:7] == ["tail", "tokens", "tp", "mode", "median_us", "p10_us", "p90_us"]
+    traces = sorted(folder.glob("trace_*"))
+    assert {path.name for path in traces} <= set(manifest.files)
+    assert len(traces) == len(TAILS) - 1
+    assert all(path.stat().st_size <= 500_000 for path in traces)
+
+
+def test_the_shapes_of_eight_ranks_on_one_device(capsys):
+    code, answer, _ = run(capsys, *QUICK, "--shapes-of", "8", "--tokens", "3", "16")
+    assert (code, answer["tp"], answer["checks"]) == (0, 8, [])
+    assert {row["tail"] for row in answer["rows"]} == set(TAILS) - {"fused"}
+    assert "auto" not in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "at least 1"),
+        (["--samples", "0"], "at least 1"),
+        (["--tails", "magic"], "unknown tail 'magic'"),
+        (["--mode", "graph"], "needs a GPU"),
+        (["--preset", "huge"], "unknown preset"),
+        (["--tp", "3"], "does not divide"),
+        (["--shapes-of", "3"], "does not divide"),
+        (["--tokens", "x"], "invalid int"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(capsys, arguments, message):
+    try:
+        code = main(["tails", "--tokens", "1", "--preset", "tiny", *arguments])
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_quantiles_are_those_of_the_samples():
+    timing = summarise([float(x) for x in range(101)])
+    assert (timing.median_us, timing.p10_us, timing.p90_us) == (50.0, 10.0, 90.0)
+    assert summarise([3.0]).p90_us == 3.0
+
+
+def test_sets_outgrow_the_cache():
+    weight = 896 * 3584 * 2
+    assert sets_needed(weight, True) * weight > 2 * 256 * 2**20
+    assert sets_needed(10**12, True) == MIN_SETS
+    assert sets_needed(1, True) == MAX_SETS
+
+
+def test_how_far_auto_is_from_the_best(monkeypatch, tmp_path):
+    monkeypatch.setenv("LATENT_MOE_PROFILES", str(tmp_path))
+    machine = Platform("cuda", "Some Accelerator", 2, None, False, False, None, "2.11")
+    rows = [
+        {"tail": "column_parallel", "tokens": 4, "mode": "graph", "median_us": 30.0},
+        {"tail": "overlap", "tokens": 4, "mode": "graph", "median_us": 24.0},
+        {"tail": "pipelined[chunks=3]", "tokens": 4, "mode": "graph", "median_us": 1.0},
+    ]
+    (one,) = choices(rows, KIMI_K3, 2, machine)
+    assert (one["tail"], one["best"], one["over_best_pct"]) == ("column_parallel", "overlap", 25.0)
+    assert choices(rows[1:], KIMI_K3, 2, machine) == []
