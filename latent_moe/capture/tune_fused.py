@@ -13,6 +13,7 @@ from datetime import date
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ def _depth(most: int, block_t: int, block_n: int, block_k: int, k: int) -> int:
 
 def _tensors(tokens: int, n: int, k: int, count: int):
     generator = torch.Generator("cuda").manual_seed(tokens)
-    options = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
+    options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
     weights = [torch.randn(n, k, **options) / k**0.5 for _ in range(count)]
     shared = [torch.randn(tokens, 8 * 896, **options) for _ in range(count)]
     return torch.randn(tokens, k, **options), torch.rand(k, **options) + 0.5, weights, shared
