@@ -1,6 +1,7 @@
 """Heat maps of what each rank holds: rank x column, step by step through a tail."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -42,6 +43,12 @@ def owned_columns(changed, width: int) -> go.Figure:
     title = "What each rank added to its shared partial"
     figure = finish(figure, title, said, "column of shared", "rank")
     return figure.update_yaxes(dtick=1, autorange="reversed").update_layout(height=HEIGHT - 60)
+
+
+def owned_by_tp(written: Mapping[int, Any], tp: int = 8) -> go.Figure:
+    """`owned_columns` of one of several walks: `written` maps tp to [tp, H] of largest changes."""
+    changed = written[tp]
+    return owned_columns(changed, changed.shape[1] // tp)
 
 
 def _heat(values, limit: float, bar: bool = True, title: str = "value") -> go.Heatmap:
