@@ -42,6 +42,8 @@ class BootRun:
         caching = records.prefix_caching([*recipe.server.args, *self.arm.args])
         self.facts = records.BootFacts(boot, identity, None, None, device, caching)
         self.server: Server | None = None
+        self.cwd = out
+        self.wrapper: list[str] = []
         self._go = self.folder / "server.go"
 
     def run(self, when_up: Callable[[], None] = lambda: None) -> None:
@@ -78,7 +80,8 @@ class BootRun:
         words = command.all_words
         if self.recipe.server.standby:
             words = commands.on_standby(words, self._go.resolve())
-        process = Guarded(words, command.env, self.folder / "server.log", self.secrets, self.out)
+        words = [*self.wrapper, *words]
+        process = Guarded(words, command.env, self.folder / "server.log", self.secrets, self.cwd)
         self.server = Server(self.boot.arm, process, self.port)
 
     def stop(self) -> None:
@@ -89,7 +92,7 @@ class BootRun:
     def _client(self) -> Client:
         spec = self.recipe.client
         together = self.recipe.server.launcher == "module"
-        return Client(self._jobs(), self.folder, self.out, spec.timeout_s, together, self.secrets)
+        return Client(self._jobs(), self.folder, self.cwd, spec.timeout_s, together, self.secrets)
 
     def _jobs(self) -> list[Job]:
         jobs = []

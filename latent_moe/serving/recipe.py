@@ -136,7 +136,10 @@ def _check(recipe: Recipe, where: str) -> None:
     if (recipe.model.preset is None) == (recipe.model.name is None):
         raise InputError(f"{where}: [model] needs either preset or name")
     if recipe.model.preset is not None:
-        model_config(recipe.model.preset, recipe.model.changes)
+        try:
+            model_config(recipe.model.preset, recipe.model.changes)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
     if recipe.server.standby and recipe.server.launcher != "module":
         raise InputError(f'{where}: standby needs launcher = "module"')
     _check_numbers(recipe, where)

@@ -1,0 +1,116 @@
+"""A benchmark that is interrupted, killed or fails leaves no process behind and no half-written result."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from latent_moe.serving.server import Guarded, Server, ServerError, free_port
+
+MARK = "LATENT_MOE_TEST_MARK"
+
+
+def survivors(mark: str) -> list[str]:
+    """Command lines of the processes whose environment carries the mark."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def wait_gone(mark: str, seconds: float = 40) -> list[str]:
+    deadline = time.monotonic() + seconds
+    while survivors(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return survivors(mark)
+
+
+FAMILY = "import subprocess,sys,time; subprocess.Popen(['sleep','600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
+PARENT = f"""
+import sys, time
+from pathlib import Path
+from latent_moe.serving.server import Guarded
+guarded = Guarded([sys.executable, "-c", {FAMILY!r}], {{}}, Path(sys.argv[1]))
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_server_ends_with_its_parent_however_that_goes(tmp_path, number):
+    mark = f"{os.getpid()}-{number}"
+    log = tmp_path / "server.log"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(log)], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE
+    )
+    assert parent.stdout.readline() == b"started\n"
+    deadline = time.monotonic() + 30
+    while not (log.exists() and log.read_text().endswith("up\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(survivors(mark)) >= 4, "parent, guard, server and the process that left its session"
+    parent.send_signal(number)
+    parent.wait(10)
+    assert wait_gone(mark) == []
+
+
+def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):
+    script = "print('loading'); print('no such device: cuda:7'); raise SystemExit(3)"
+    process = Guarded([sys.executable, "-c", script], {}, tmp_path / "server.log")
+    with (
+        Server("candidate", process, free_port()) as server,
+        pytest.raises(ServerError, match="exit code 3") as caught,
+    ):
+        server.wait_healthy(30)
+    assert "no such device: cuda:7" in caught.value.log_tail
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path):
+    process = Guarded([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "server.log")
+    with (
+        Server("candidate", process, free_port()) as server,
+        pytest.raises(ServerError, match="not ready within 1 s"),
+    ):
+        server.wait_healthy(1)
+    assert process.exit_code is not None
+
+
+def test_logs_hide_what_the_server_prints_of_its_secrets(tmp_path):
+    script = "import os; print('token', os.environ['HF_TOKEN'])"
+    process = Guarded(
+        [sys.executable, "-c", script], {"HF_TOKEN": "hf_secret_1"}, tmp_path / "server.log", ["hf_secret_1"]
+    )
+    process.wait(20)
+    process.stop()
+    assert process.tail().endswith("token ***")
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_bench_interrupted_during_a_real_boot_leaves_nothing(tmp_path, number):
+    pytest.importorskip("vllm")
+    mark = f"bench-{os.getpid()}-{number}"
+    out = tmp_path / "out"
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "latent_moe", "bench", "cpu_quick", "--out", str(out)],
+        env={**os.environ, MARK: mark},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("logs/*/server.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(3)
+    assert any("api_server" in line for line in survivors(mark))
+    bench.send_signal(number)
+    assert bench.wait(60) == (-number if number == signal.SIGKILL else 130)
+    assert wait_gone(mark) == []
+    assert list(out.rglob("*.part")) == []
+    assert list(out.glob("runs/*.json")) == []
