@@ -103,7 +103,7 @@ def _plan_us(x, gain, weights, shared, pristine, n: int, plan: Plan) -> float | 
         run(0)
         if _error(x, gain, weights[0], pristine, shared[0], n) > MAX_ERROR:
             return None
-        return summarise(sample(run, restore, len(weights), 10, True, x.device, lambda: None)).median_us
+        return summarise(sample(run, restore, len(weights), 10, x.is_cuda, x.device, lambda: None)).median_us
     except Exception as error:
         print(f"plan {plan}: {type(error).__name__}", flush=True)
         return None

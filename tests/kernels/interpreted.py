@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from latent_moe.capture.tune_fused import _plan_us
 from latent_moe.config import TINY
 from latent_moe.kernels import launch as kernel_launch
 from latent_moe.kernels import norm_project_accumulate
@@ -92,8 +93,33 @@ def rank_part(tp, tokens):
     return error(out, ref), [(one.kind, one.bytes) for one in tp.issued]
 
 
+def tuner_part():
+    """The tuner's own timing and check of one plan: a time where the kernel is right, None where it is not."""
+    n, k, dtype = 32, 64, torch.bfloat16
+    x, gain = draw(4, k, seed=1).to(dtype), (1 + draw(k, seed=2) / 4).to(dtype)
+    weights = [draw(n, k, seed=3).to(dtype) / 8]
+    pristine = draw(4, 2 * n, seed=4).to(dtype)
+    shared, plan = [pristine.clone()], Plan(16, 32, 32, 2, 4, 2)
+    right = _plan_us(x, gain, weights, shared, pristine, n, plan)
+    # Weights that are not those the answer is made of: what a kernel that reads wrong rows would give.
+    wrong = _plan_us(x, gain, _Twisted(weights), shared, pristine, n, plan)
+    return {"right_us": right, "wrong_us": wrong}
+
+
+class _Twisted(list):
+    """Gives the kernel one weight and the check another."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.reads = 0
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index) * (-1 if self.reads == 1 else 1)
+
+
 if __name__ == "__main__":
     torch.manual_seed(int(sys.argv[1]))
     found = {name: one_case(*arguments) for name, arguments in cases()}
     ranks = {str(tokens): launch(rank_part, 2, tokens) for tokens in (1, 5)}
-    print(json.dumps({"cases": found, "ranks": ranks}))
+    print(json.dumps({"cases": found, "ranks": ranks, "tuner": tuner_part()}))

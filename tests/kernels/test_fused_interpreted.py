@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from latent_moe.capture.tune_fused import BUCKETS, LDS_BYTES, candidates
 from latent_moe.errors import InputError
 from latent_moe.kernels import norm_project_accumulate, why_not
 
@@ -51,6 +52,23 @@ def test_the_tail_on_two_ranks(answer, tokens):
         assert 0 < error <= BOUND
         t = int(tokens)
         assert issued == [["all_reduce", t * 48 * 2], ["all_reduce", t * 64 * 2]]
+
+
+def test_the_tuner_times_what_is_right_and_drops_what_is_wrong(answer):
+    assert answer["tuner"]["right_us"] > 0
+    assert answer["tuner"]["wrong_us"] is None
+
+
+@pytest.mark.parametrize("n", [896, 3584])
+@pytest.mark.parametrize("tokens", BUCKETS)
+def test_the_tuner_tries_plans_that_can_run(n, tokens):
+    plans = candidates(tokens, n, 3584)
+    assert len(plans) == len(set(plans)) > 10
+    for plan in plans:
+        assert 3584 % (plan.block_k * plan.split) == 0
+        assert plan.stages * 2 * plan.block_k * (plan.block_t + plan.block_n) <= LDS_BYTES
+        programs = -(-tokens // plan.block_t) * (n // plan.block_n) * plan.split
+        assert 88 <= programs <= 264
 
 
 def bf16(*shape):
