@@ -10,6 +10,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.parallel import TensorParallel
 from latent_moe.platform import Platform
 from latent_moe.runner.auto import pick
+from latent_moe.tails import TAILS
 
 
 def choices(
@@ -22,8 +23,8 @@ def choices(
     """
     points: dict[tuple[int, str], dict[str, float]] = {}
     for row in rows:
-        # Variants ("pipelined[chunks=3]") are not tails that auto can choose.
-        if "[" not in row["tail"]:
+        # Variants ("pipelined:chunks=3") are not tails that auto can choose.
+        if row["tail"] in TAILS:
             points.setdefault((row["tokens"], row["mode"]), {})[row["tail"]] = row["median_us"]
     group = TensorParallel(rank=0, size=tp)
     found = [_choice(tokens, mode, times, config, group, machine) for (tokens, mode), times in points.items()]

@@ -116,7 +116,7 @@ def test_how_far_auto_is_from_the_best(monkeypatch, tmp_path):
     rows = [
         {"tail": "column_parallel", "tokens": 4, "mode": "graph", "median_us": 30.0},
         {"tail": "overlap", "tokens": 4, "mode": "graph", "median_us": 24.0},
-        {"tail": "pipelined[chunks=3]", "tokens": 4, "mode": "graph", "median_us": 1.0},
+        {"tail": "pipelined:chunks=3", "tokens": 4, "mode": "graph", "median_us": 1.0},
     ]
     (one,) = choices(rows, KIMI_K3, 2, machine)
     assert (one["tail"], one["best"], one["over_best_pct"]) == ("column_parallel", "overlap", 25.0)
