@@ -1,84 +1,68 @@
-"""Figures of served runs, from the tidy table of serving.render.frame: deltas with intervals, latency against load."""
+"""Figures of throughput tables: deltas with their intervals, a metric against concurrency for both arms."""
 
-import pandas as pd
+from typing import Any
+
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from latent_moe.plots.theme import BASELINE, CANDIDATE, caption, colour, finish
+from latent_moe.plots.theme import BASELINE, CANDIDATE, INK, caption, colour, finish
 
-LATENCIES = {"mean_ttft_ms": "mean TTFT, ms", "mean_tpot_ms": "mean TPOT, ms"}
-
-
-def _said(table: pd.DataFrame, note: str) -> str:
-    row = table.iloc[0]
-    return caption(row["kind"], row["device"] or "", note=note)
+SHOWN = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
+_SHIFT = 0.12
 
 
-def deltas(table: pd.DataFrame) -> go.Figure:
-    """Change of every metric at every concurrency, with its 95 % interval where there is one."""
-    known = table[table["delta_pct"].notna()]
-    points = []
-    for index, (concurrency, rows) in enumerate(known.groupby("concurrency")):
-        ends = {
-            "type": "data",
-            "symmetric": False,
-            "array": (rows["ci95_high_pct"] - rows["delta_pct"]).tolist(),
-            "arrayminus": (rows["delta_pct"] - rows["ci95_low_pct"]).tolist(),
-        }
-        points.append(
+def deltas(frame: Any, metrics: tuple[str, ...] = SHOWN) -> go.Figure:
+    """Change of each metric against concurrency with its 95 % interval; `frame` is what `serving.render.frame` gives."""
+    cells = sorted(frame["concurrency"].dropna().unique())
+    lines = []
+    for i, metric in enumerate(metrics):
+        rows = frame[(frame["metric"] == metric) & frame["delta_pct"].notna()]
+        lines.append(
             go.Scatter(
-                name=f"concurrency {int(concurrency)}",
-                x=rows["label"],
-                y=rows["delta_pct"],
+                name=metric,
                 mode="markers",
-                marker={"size": 10, "color": colour(index), "symbol": index},
-                error_y=ends if rows["ci95_low_pct"].notna().any() else None,
-                text=rows["verdict"],
-                hovertemplate="%{x}: %{y:.2f} % (%{text})<extra></extra>",
+                x=[cells.index(c) + (i - 1) * _SHIFT for c in rows["concurrency"]],
+                y=rows["delta_pct"].tolist(),
+                marker={"color": colour(i), "size": 10, "symbol": ("circle", "square", "diamond")[i % 3]},
+                error_y={
+                    "type": "data",
+                    "array": (rows["ci95_high_pct"] - rows["delta_pct"]).tolist(),
+                    "arrayminus": (rows["delta_pct"] - rows["ci95_low_pct"]).tolist(),
+                },
             )
         )
-    note = "bars: 95 % interval of paired runs" if known["ci95_low_pct"].notna().any() else "no interval"
-    figure = go.Figure(points).add_hline(y=0, line={"dash": "dot", "color": "#666666"})
-    title = "Candidate against baseline"
-    return finish(figure.update_layout(scattermode="group"), title, _said(table, note), "metric", "change, %")
+    figure = finish(go.Figure(lines), "Change of the candidate", _said(frame), "concurrency", "change, %")
+    figure.add_hline(y=0, line_color=INK, line_width=1)
+    return figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[f"{c:g}" for c in cells])
 
 
-def latency(table: pd.DataFrame) -> go.Figure:
-    """TTFT and TPOT of both arms against the concurrency, two panels."""
-    figure = make_subplots(rows=1, cols=2, subplot_titles=list(LATENCIES.values()), horizontal_spacing=0.12)
-    arms = (("baseline", BASELINE, "circle"), ("candidate", CANDIDATE, "diamond"))
-    for place, metric in enumerate(LATENCIES, 1):
-        rows = table[table["metric"] == metric].sort_values("concurrency")
-        for side, shade, symbol in arms:
-            line = go.Scatter(
-                name=rows[f"{side}_arm"].iloc[0] if len(rows) else side,
-                x=rows["concurrency"],
-                y=rows[side],
-                mode="lines+markers",
-                marker={"color": shade, "symbol": symbol, "size": 9},
-                line={"dash": "solid" if side == "baseline" else "dash"},
-                showlegend=place == 1,
-            )
-            figure.add_trace(line, 1, place)
-    figure = finish(figure, "Latency against load", _said(table, "means"), "", "ms")
-    figure.update_yaxes(rangemode="tozero", title="ms")
-    return figure.update_xaxes(
-        title="requests in flight", type="log", tickvals=sorted(set(table["concurrency"]))
-    )
-
-
-def in_flight(facts: pd.DataFrame, kind: str, device: str = "") -> go.Figure:
-    """How far Little's law falls short of the concurrency, per arm; `facts` has concurrency, config, drain_pct."""
-    bars = [
-        go.Bar(
-            name=arm,
-            x=rows["concurrency"].astype(str),
-            y=rows["drain_pct"],
-            marker={"color": shade, "pattern": {"shape": shape}},
+def both_arms(frame: Any, metric: str = "mean_ttft_ms") -> go.Figure:
+    """One metric against concurrency, a line for each arm."""
+    rows = frame[frame["metric"] == metric].sort_values("concurrency")
+    first = rows.iloc[0]
+    lines = [
+        go.Scatter(
+            name=first[f"{side}_arm"],
+            x=rows["concurrency"].tolist(),
+            y=rows[side].tolist(),
+            mode="lines+markers",
+            line_color=shade,
+            marker={"symbol": mark, "size": 9},
         )
-        for (arm, rows), shade, shape in zip(
-            facts.groupby("config"), (BASELINE, CANDIDATE), ("", "/"), strict=False
-        )
+        for side, shade, mark in (("baseline", BASELINE, "circle"), ("candidate", CANDIDATE, "square"))
     ]
-    said = caption(kind, device, note="1 - request rate x request time / concurrency")
-    return finish(go.Figure(bars), "Little's law: the drain", said, "concurrency", "short of it, %")
+    figure = finish(
+        go.Figure(lines), first["label"], _said(frame), "concurrency", f"{metric}, {first['unit']}"
+    )
+    return figure.update_xaxes(type="log", dtick="D2")
+
+
+def _said(frame: Any) -> str:
+    first = frame.iloc[0]
+    has_interval = frame["ci95_low_pct"].notna().any()
+    note = "bars: 95 % intervals from paired runs" if has_interval else "one value an arm: no interval"
+    # Numbers of several kinds are named one after another.
+    return (
+        f"{first['kind']}, {first['device']}; {note}"
+        if "," in first["kind"]
+        else caption(first["kind"], first["device"], note=note)
+    )
