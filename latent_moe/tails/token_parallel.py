@@ -28,9 +28,14 @@ def token_parallel(
     if exchange == "copy" or (exchange == "auto" and tokens >= COPY_FROM):
         buffers = exchange_for(tp, routed, shared)
         if buffers is not None:
-            count = chunks or (2 if tokens >= 4096 else 1)
+            count = chunks or _default_chunks(tokens)
             return end_tokens(routed, shared, weight, norm, tp, buffers, count)[:tokens]
     return _by_collectives(routed, shared, weight, norm, tp, chunks or 1)[:tokens]  # [T, H]
+
+
+def _default_chunks(tokens: int) -> int:
+    """Two pieces where a piece's GEMM outlasts the launches it costs (profiles/h200x2_tails): sooner in a graph."""
+    return 2 if tokens >= (4096 if torch.cuda.is_current_stream_capturing() else 16384) else 1
 
 
 def _by_collectives(routed, shared, weight, norm, tp: TensorParallel, chunks: int) -> torch.Tensor:
