@@ -20,7 +20,9 @@ def tail_time(folder: Path, tails: Sequence[str] = TAILS) -> go.Figure:
     table = pd.read_csv(folder / "tails.csv")
     rows = table[(table["mode"] == "graph") & table["tail"].isin(tails)]
     tp = "/".join(map(str, sorted(rows["tp"].unique())))
-    said = of_manifest(load_manifest(folder), f"shapes of tp = {tp}, graph-captured, medians")
+    said = of_manifest(
+        load_manifest(folder), f"shapes of tp = {tp}, compute only (no collectives), graph-captured, medians"
+    )
     records = [dict(zip(rows.columns, values, strict=True)) for values in rows.itertuples(index=False)]
     return against_tokens(records, "The tail of one Kimi-K3 layer", said, y="us per layer")
 
