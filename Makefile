@@ -25,6 +25,10 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# README's figure, from a recording.
+figures: setup
+	@$(BIN)/python -m latent_moe.plots.figures
+
 # Everything that continuous integration runs after the set-up.
 check: lint test
 	@$(BIN)/python -m pytest -m "browser or slow" $(TESTS)

@@ -36,8 +36,8 @@ def run(args: Namespace) -> int:
         raise InputError(f"kind {args.kind!r} is none of {', '.join(KINDS)}")
     if not 0 <= args.same_within < 100:
         raise InputError(f"--same-within {args.same_within:g} is no percentage from 0 to 100")
-    traces = [_read(args, arm) for arm in ("baseline", "candidate")]
-    result = compare(*traces, kind=args.kind, same_within=args.same_within / 100)
+    baseline, candidate = (_read(args, arm) for arm in ("baseline", "candidate"))
+    result = compare(baseline, candidate, kind=args.kind, same_within=args.same_within / 100)
     emit(args, result.as_dict(), "" if args.json else text(result))
     return 1 if result.verdict == "not_comparable" else 0
 

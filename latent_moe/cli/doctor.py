@@ -1,6 +1,7 @@
 """latent-moe doctor: what this machine can do, and the commands that make the rest work."""
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from latent_moe.cli.output import emit, progress
 
@@ -23,7 +24,7 @@ def run(args: Namespace) -> int:
 
     here = describe()
     checks = examine(here)
-    answer = {"platform": vars(here), "checks": [vars(check) for check in checks]}
+    answer: dict[str, Any] = {"platform": vars(here), "checks": [vars(check) for check in checks]}
     if args.gemm_rows:
         from latent_moe.doctor.gemm_rows import check_rows
 

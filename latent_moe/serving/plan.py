@@ -21,7 +21,7 @@ class Boot:
 def boots(recipe: Recipe) -> list[Boot]:
     """A B, B A, A B ...: the order turns from pair to pair, so that a drift of the machine falls on both arms."""
     arms = list(recipe.arms)
-    planned = []
+    planned: list[Boot] = []
     for pair in range(1, recipe.pairs + 1):
         for arm in arms if pair % 2 else arms[::-1]:
             planned.append(Boot(arm, pair, len(planned), pair == recipe.pairs))

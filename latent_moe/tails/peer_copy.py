@@ -53,15 +53,16 @@ def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor)
 
 def _try_make(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor) -> Exchange | None:
     try:
-        parts = [_map(tp, x) for x in (routed, shared, shared)]
+        latents, hiddens, results = (_map(tp, x) for x in (routed, shared, shared))
     except (ImportError, AttributeError, RuntimeError):
         return None
-    return Exchange(*parts, stream=torch.cuda.Stream(tp.device))
+    return Exchange(latents, hiddens, results, stream=torch.cuda.Stream(tp.device))
 
 
 def _map(tp: TensorParallel, like: torch.Tensor) -> Mapped:
     import torch.distributed._symmetric_memory as symmetric
 
+    assert tp.group is not None
     own = symmetric.empty(*like.shape, dtype=like.dtype, device=tp.device)
     handle = symmetric.rendezvous(own, tp.group)
     peers = [handle.get_buffer(rank, own.shape, own.dtype) for rank in range(tp.size)]

@@ -29,9 +29,9 @@ def end_tokens(
     latents = _staged_pull(routed, exchange.routed, tp, rows, main, side)
     hiddens = _staged_pull(shared, exchange.shared, tp, rows, main, side)
     for piece, latent, hidden in zip(rows, latents, hiddens, strict=True):
-        own = _sum(routed[piece], *latent, main)  # [T/(tp chunks), L]
+        own = _sum(routed[piece], latent, main)  # [T/(tp chunks), L]
         projected = torch.einsum("tl,hl->th", apply_norm(norm, own), weight)  # [T/(tp chunks), H]
-        torch.add(_sum(shared[piece], *hidden, main), projected, out=exchange.out.own[piece])
+        torch.add(_sum(shared[piece], hidden, main), projected, out=exchange.out.own[piece])
         _pull_results(shared, exchange.out, tp, piece, mine, main, side)
     main.wait_stream(side)
     return shared
@@ -65,8 +65,9 @@ def _pull(remote: torch.Tensor, side, main) -> torch.Tensor:
     return local
 
 
-def _sum(own: torch.Tensor, parts: list[torch.Tensor], ready, main) -> torch.Tensor:
-    """own + parts, in the order of ranks' distance; waits for the pull only now."""
+def _sum(own: torch.Tensor, pulled: tuple[list[torch.Tensor], torch.cuda.Event], main) -> torch.Tensor:
+    """own + the pulled parts, in the order of ranks' distance; waits for the pull only now."""
+    parts, ready = pulled
     main.wait_event(ready)
     total = own + parts[0]
     for part in parts[1:]:

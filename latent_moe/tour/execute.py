@@ -3,6 +3,7 @@
 import os
 import re
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ def execute(path: Path, folder: Path, timeout_s: float = 480) -> Executed:
         error = "the kernel died"
     except Exception as failure:
         # Whatever goes wrong in the machinery is this notebook's failure, never the end of the tour.
+        traceback.print_exc()
         error = f"{type(failure).__name__}: {failure}"[:500]
     # The state of widgets would need a server's scripts to draw: the report shows the static figures.
     notebook.metadata.pop("widgets", None)

@@ -182,8 +182,9 @@ def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
     sound = _comparable_steps(baseline, candidate)
     marked = baseline.steps is not None and candidate.steps is not None
     before, after = (_times_of_a_step(one, marked) if sound else _NO_TIMES for one in (baseline, candidate))
-    answer = {"sum_speedup": None, "busy_speedup": None}
-    answer |= {f"{key}_speedup": _ratio(before[key], after[key]) for key in ("sum", "busy")}
+    answer: dict[str, float | None] = {
+        f"{key}_speedup": _ratio(before[key], after[key]) for key in ("sum", "busy")
+    }
     if before["sum_without_wait"] is not None and after["sum_without_wait"] is not None:
         answer["sum_without_wait_speedup"] = _ratio(before["sum_without_wait"], after["sum_without_wait"])
     if marked:

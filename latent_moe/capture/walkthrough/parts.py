@@ -5,6 +5,7 @@ T tokens, H hidden, L latent.
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def accumulate_times(
             accumulate_into(own, hidden, weight, how)
         apart = (results["epilogue"] - results["add"]).norm() / results["add"].norm()
         for how, own in results.items():
-            timed = _row(lambda own=own, how=how, hidden=hidden: accumulate_into(own, hidden, weight, how))
+            timed = _row(partial(accumulate_into, own, hidden, weight, how))
             rows.append({"how": how, "tokens": t, **timed, "rel_diff": float(apart)})
     return rows
 

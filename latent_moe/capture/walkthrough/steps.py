@@ -62,6 +62,7 @@ def _rank(tp: TensorParallel, config: LatentMoEConfig, tokens: int, seed: int) -
     layer = LatentMoE(config, tp, weights, runner_cls=ROCmLatentMoERunner, runner_args={"tail": "replicated"})
     x = inputs(config, weights, tokens, seed, [torch.float32]).to(tp.device)
     routed, shared = layer.partials(x)  # [T, L], [T, H]
+    assert shared is not None  # the walk's layers have shared experts
     before = (routed.clone(), shared.clone())
     values, issued = _stepped(tp, layer.runner.routed_output_transform, routed, shared)
     tp.issued.clear()
