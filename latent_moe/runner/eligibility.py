@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from latent_moe.config import LatentMoEConfig
 from latent_moe.tails import Tail
 
@@ -38,6 +40,7 @@ def refusal(
     has_up_projection: bool = True,
     output_is_reduced: bool = False,
     tokens: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Refusal | None:
     """The first reason why `tail` cannot run on this layer, None when it can; `replicated` always can.
 
@@ -49,6 +52,8 @@ def refusal(
     for code, applies, text in _RULES:
         if applies(layer):
             return Refusal(code, text(layer))
+    if not tail.takes(dtype):
+        return Refusal("tail_cannot_run", f"{tail.name} does not take {str(dtype).removeprefix('torch.')}")
     own = tail.refuse(config, tp_size, tokens) if tokens is not None else None
     return None if own is None else Refusal("tail_cannot_run", own)
 

@@ -58,13 +58,15 @@ class ROCmLatentMoERunner(MoERunner):
         refused = refusal(TAILS[tail], config, tp_size, output_is_reduced=reduced)
         return "all" if refused else "own"
 
-    def decide(self, tokens: int, tail: str | None = None) -> Decision:
+    def decide(self, tokens: int, tail: str | None = None, dtype: torch.dtype | None = None) -> Decision:
         """Which tail ends a step of `tokens` tokens; `tail` overrides the runner's own choice."""
         asked = tail or self.tail
         _check(asked)
         name, note = asked, None
         if asked == "auto":
             name, note = pick(tokens, self.config, self.tp, _platform())
+            # Recordings are of bf16: a tail that does not take this dtype gives way to the change's own.
+            name = name if TAILS[name].takes(dtype) else "column_parallel"
         refused = refusal(
             TAILS[name],
             self.config,
@@ -72,12 +74,13 @@ class ROCmLatentMoERunner(MoERunner):
             has_up_projection=self.routed_output_transform is not None,
             output_is_reduced=self.output_is_reduced,
             tokens=tokens,
+            dtype=dtype,
         )
         return Decision("replicated" if refused else name, asked, refused, note)
 
     def finish(self, routed, shared, tail: str | None = None) -> torch.Tensor:
         """The tail: partials -> out [T, H]. May overwrite both."""
-        self.last = self.decide(routed.shape[0], tail)
+        self.last = self.decide(routed.shape[0], tail, routed.dtype)
         if self.last.tail == "replicated":
             return self.replicated_tail(routed, shared)
         chosen = TAILS[self.last.tail]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from latent_moe.tails.basic import column_parallel, replicated
-from latent_moe.tails.fused import fused, refuse_fused
+from latent_moe.tails.fused import FUSED_DTYPES, fused, refuse_fused
 from latent_moe.tails.norm import RMSNorm, apply_norm
 from latent_moe.tails.overlap import overlap
 from latent_moe.tails.pipelined import pipelined
@@ -43,7 +43,8 @@ class Tail:
     """A tail by name.
 
     `rows` says which rows of W the function takes: "all" or this rank's "own". `refuse(config, tp_size, tokens)`
-    is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None.
+    is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None. `dtypes`: those
+    the function takes, None for any.
     """
 
     name: str
@@ -51,6 +52,11 @@ class Tail:
     rows: str
     summary: str
     refuse: Callable[[Any, int, int], str | None] = never_refuses
+    dtypes: tuple[torch.dtype, ...] | None = None
+
+    def takes(self, dtype: torch.dtype | None) -> bool:
+        """Whether the function takes partials of this dtype; None asks about no dtype in particular."""
+        return self.dtypes is None or dtype is None or dtype in self.dtypes
 
 
 TAILS = {
@@ -63,6 +69,6 @@ TAILS = {
             "token_parallel", token_parallel, "all", "each rank its tokens: reduce-scatter, end, all-gather"
         ),
         Tail("pipelined", pipelined, "own", "column_parallel in chunks, all-reduces under GEMMs"),
-        Tail("fused", fused, "own", "column_parallel with one Triton launch", refuse_fused),
+        Tail("fused", fused, "own", "column_parallel with one Triton launch", refuse_fused, FUSED_DTYPES),
     )
 }

@@ -6,7 +6,10 @@ T tokens, H hidden, L latent, tp ranks; W_r [H/tp, L].
 import torch
 
 from latent_moe.kernels import norm_project_accumulate, why_not
+from latent_moe.kernels.launch import DTYPES as FUSED_DTYPES
 from latent_moe.parallel import TensorParallel
+
+__all__ = ["FUSED_DTYPES", "fused", "refuse_fused"]
 
 
 def fused(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
