@@ -1,0 +1,108 @@
+"""A real JupyterLab on a free loopback port, and what a test asks of the page that it serves."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from urllib.error import URLError
+
+TOKEN = "latent-moe-test"
+RUN_ALL = """
+const done = arguments[arguments.length - 1];
+window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => done('ran'), e => done(String(e)));
+"""
+# The model of the notebook, not its page: cells outside the window are not drawn.
+CELLS = """
+const panel = window.jupyterapp && window.jupyterapp.shell.currentWidget;
+if (!panel || !panel.content || !panel.content.model || !panel.sessionContext) return null;
+const session = panel.sessionContext.session;
+const cells = [...panel.content.model.sharedModel.cells].filter(c => c.cell_type === 'code');
+return {status: session && session.kernel ? session.kernel.status : 'none',
+        cells: cells.map(c => ({count: c.execution_count, outputs: c.toJSON().outputs}))};
+"""
+
+
+@contextmanager
+def jupyterlab(root, settings):
+    """JupyterLab serving `root`; yields its address. Its process group is ended whatever happens."""
+    port = _free_port()
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
+    command += [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}"]
+    command += [f"--IdentityProvider.token={TOKEN}", "--LabApp.expose_app_in_browser=True"]
+    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    folders = {f"JUPYTER_{name}_DIR": str(settings / name) for name in ("CONFIG", "RUNTIME", "DATA")}
+    folders |= {"JUPYTERLAB_WORKSPACES_DIR": str(settings / "ws"), "IPYTHONDIR": str(settings / "ipython")}
+    folders |= {"JUPYTERLAB_SETTINGS_DIR": str(settings / "lab")}
+    with (settings / "jupyterlab.log").open("w") as log:
+        server = subprocess.Popen(
+            command, env=os.environ | folders, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait_until_it_answers(server, f"http://127.0.0.1:{port}", settings / "jupyterlab.log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _end(server)
+
+
+def open_notebook(browser, address, path):
+    """Open a notebook and wait until its kernel is idle."""
+    browser.get(f"{address}/lab/tree/{path}?token={TOKEN}&reset")
+    wait_for(lambda: (state(browser) or {}).get("status") == "idle", 60, "an idle kernel")
+
+
+def run_all(browser):
+    """Run every cell through JupyterLab's own command; returns the code cells with their outputs."""
+    browser.set_script_timeout(240)
+    assert browser.execute_async_script(RUN_ALL) == "ran"
+    wait_for(lambda: _finished(state(browser)), 240, "the last cell")
+    return state(browser)["cells"]
+
+
+def state(browser):
+    """Kernel status and code cells of the open notebook, None before it is open."""
+    return browser.execute_script(CELLS)
+
+
+def wait_for(condition, seconds, what):
+    """Ask until it holds; fails naming `what` after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def _finished(seen):
+    return seen["status"] == "idle" and seen["cells"][-1]["count"] is not None
+
+
+def _wait_until_it_answers(server, address, log):
+    def answers():
+        assert server.poll() is None, log.read_text()[-2000:]
+        try:
+            return urllib.request.urlopen(f"{address}/api", timeout=5).status == 200
+        except (URLError, OSError):
+            return False
+
+    wait_for(answers, 60, "JupyterLab")
+
+
+def _free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _end(server):
+    # Asked first: the server ends its kernels, which are groups of their own, only on a clean end.
+    server.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+    with suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait(20)
