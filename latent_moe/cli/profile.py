@@ -24,11 +24,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from latent_moe.capture.record import default_profiler, record
+    from latent_moe.capture.sweep import known_tail
     from latent_moe.cli.output import emit, progress
     from latent_moe.platform import describe
 
     profiler = args.profiler or default_profiler()
     work = _workload(args, describe().kind)
+    for tail in work.tails:
+        known_tail(tail)
     progress(f"recording {', '.join(work.tails)} on {work.tp} ranks under {profiler}")
     folder = record(work, args.out, profiler, args.timeout)
     answer = {"recording": str(folder), "profiler": profiler, "tails": list(work.tails)}
