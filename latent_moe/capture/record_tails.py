@@ -13,6 +13,7 @@ from latent_moe import platform
 from latent_moe.capture.inputs import make_inputs
 from latent_moe.capture.shapes_only import ShapesOnly
 from latent_moe.capture.sweep import Sweep, known_tail, refused
+from latent_moe.capture.workload import region_name
 from latent_moe.parallel import TensorParallel
 from latent_moe.profiles import Manifest, write_manifest
 
@@ -119,14 +120,11 @@ def record_traces(tp: TensorParallel, sweep: Sweep, folder: Path, tokens: tuple[
 
 def _steps(tail, sweep: Sweep, tokens: int, tp: TensorParallel):
     inputs = make_inputs(tail, sweep.config, tokens, tp, getattr(torch, sweep.dtype))
-    rows = tokens if tail.name != "token_parallel" else -(-tokens // tp.size)
-    columns = sweep.config.hidden_size // (tp.size if tail.rows == "own" else 1)
-    shape = f"M={rows} N={columns} K={sweep.config.expert_input_size}"
 
     def steps() -> None:
         for step in range(TRACE_STEPS):
             index = step % len(inputs.routed)
-            with platform.range(f"tail={tail.name} T={tokens} step={step} {shape}"):
+            with platform.range(region_name(tail, sweep.config, tokens, tp.size, step)):
                 tail.function(
                     inputs.routed[index], inputs.shared[index], inputs.weights[index], inputs.norm, tp
                 )

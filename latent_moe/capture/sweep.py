@@ -4,7 +4,7 @@ T tokens, H hidden, L latent, tp ranks.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -142,8 +142,3 @@ def _rounded(timing: Timing) -> dict[str, float]:
         "p10_us": round(timing.p10_us, 3),
         "p90_us": round(timing.p90_us, 3),
     }
-
-
-def quick(sweep: Sweep) -> Sweep:
-    """The same sweep with few samples, for a rehearsal."""
-    return replace(sweep, samples=3)
