@@ -8,5 +8,3 @@ for (const place of document.querySelectorAll(".figure")) {
   place.append(target);
   Plotly.newPlot(target, figure.data, figure.layout, { responsive: true, displaylogo: false });
 }
-// Code and tables that scroll must be reachable by keyboard.
-for (const block of document.querySelectorAll("pre")) block.tabIndex = 0;

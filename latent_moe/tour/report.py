@@ -4,10 +4,12 @@ import html
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import nbformat
 from plotly.offline import get_plotlyjs
 
+from latent_moe.tour.end_to_end import section
 from latent_moe.tour.execute import Executed
 from latent_moe.tour.pages import HERE, notebook_page, page, reported, style
 
@@ -28,20 +30,19 @@ def write(folder: Path, done: list[Executed], summary: dict[str, Any]) -> None:
     (assets / "plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
     (assets / "report.css").write_text(style(), encoding="utf-8")
     shutil.copyfile(HERE / "report.js", assets / "report.js")
-    links = [("index.html", "Report")] + [(f"{one.name}.html", one.name[:2]) for one in done]
+    links = [("index.html", "Report"), *((f"{one.name}.html", one.name.replace("_", " ")) for one in done)]
     for one in done:
         (folder / f"{one.name}.html").write_text(notebook_page(one, links), encoding="utf-8")
         nbformat.write(one.notebook, folder / f"{one.name}.ipynb")
-    (folder / "index.html").write_text(page("Report", _index(done, summary), links), encoding="utf-8")
+    (folder / "index.html").write_text(page("Report", _index(folder, done, summary), links), encoding="utf-8")
 
 
-def _index(done: list[Executed], summary: dict[str, Any]) -> str:
+def _index(folder: Path, done: list[Executed], summary: dict[str, Any]) -> str:
     parts = ["<h1>latent_moe: the tour on this machine</h1>", _where(summary), _list(done)]
-    parts.append(_servers(summary["arms"]))
+    parts += [section(folder, done), _servers(summary["arms"])]
     for one in done:
-        shown = reported(one.notebook)
-        if shown:
-            parts.append(f"<h2>{html.escape(TITLES.get(one.name, one.name))}</h2>{''.join(shown)}")
+        if shown := reported(one.notebook):
+            parts.append(f"<h2>{html.escape(TITLES.get(one.name, one.name))}</h2>{shown}")
     return "".join(parts)
 
 
@@ -72,7 +73,8 @@ def _list(done: list[Executed]) -> str:
         )
         title = html.escape(TITLES.get(one.name, ""))
         items.append(
-            f'<li><a href="{one.name}.html">{one.name.replace("_", " ")}</a><br>{title}<br>{one.seconds:.1f} s, {how}</li>'
+            f'<li><a href="{quote(one.name)}.html">{html.escape(one.name.replace("_", " "))}</a><br>{title}<br>'
+            f"{one.seconds:.1f} s, {how}</li>"
         )
     return f'<h2>Notebooks</h2><ul class="grid">{"".join(items)}</ul>'
 
