@@ -23,5 +23,8 @@ def _in_a_scrolling_place(soup: BeautifulSoup, table: Tag) -> None:
 
 def _name_header_cells(table: Tag) -> None:
     for cell in table.find_all("th"):
-        if not cell.get("scope"):
+        if not cell.get_text(strip=True):
+            # The corner above an index heads nothing.
+            cell.name = "td"
+        elif not cell.get("scope"):
             cell["scope"] = "col" if cell.find_parent("thead") else "row"

@@ -1,9 +1,20 @@
-"""A headless Chromium, as Debian packages it."""
+"""A headless Chromium, as Debian packages it, and a whole report of six notebooks to look at."""
 
+import os
+import shlex
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
+import nbformat
 import pytest
 
+from latent_moe.profiles import profile_path
+from latent_moe.tour import run_tour
+
+KEEPER = Path(__file__).with_name("keeper.py")
+AXE = "axe-core@4.14.1"
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -12,21 +23,67 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-dev-shm-usage",
     "--window-size=1280,900",
 )
+# What takes vLLM minutes has tests of its own: here notebook 05 reads a recording.
+SHORTER = {
+    "02_sharded_up_projection": ("ask_vllm = True", "ask_vllm = False"),
+    "05_end_to_end_throughput": ("results = None", f"results = {str(profile_path('cpu_demo'))!r}"),
+}
 
 
-@pytest.fixture
-def browser():
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One Chromium for all tests, 1280 px wide; it ends with this process whatever ends that."""
     webdriver = pytest.importorskip("selenium.webdriver")
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and driver):
         pytest.skip("chromium and chromium-driver are not installed")
+    kept = tmp_path_factory.mktemp("driver") / "chromedriver"
+    # Selenium holds the driver's standard input open: that is what the keeper waits on.
+    kept.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(KEEPER), driver])} "$@"\n')
+    kept.chmod(0o755)
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(kept)))
     yield chrome
     chrome.quit()
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory, repository):
+    """The folder of a tour of all six notebooks, or the one that LATENT_MOE_REPORT names."""
+    if given := os.environ.get("LATENT_MOE_REPORT"):
+        return Path(given).resolve()
+    notebooks = tmp_path_factory.mktemp("notebooks")
+    for path in sorted((repository / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        nbformat.write(_shorter(path), notebooks / path.name)
+    tour = run_tour(tmp_path_factory.mktemp("a report"), notify=lambda _: None, notebooks=notebooks)
+    assert tour.ok, tour.summary["notebooks"]
+    return tour.folder
+
+
+def _shorter(path):
+    notebook = nbformat.read(path, as_version=4)
+    old, new = SHORTER.get(path.stem, ("", ""))
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and old and old in cell.source]
+    assert len(cells) == bool(old), f"{path.name}: not one cell says {old!r}"
+    for cell in cells:
+        cell.source = cell.source.replace(old, new)
+    return notebook
+
+
+@pytest.fixture(scope="session")
+def axe(request):
+    """axe-core's script, from npm and kept in pytest's cache; None where npm or its registry is not at hand."""
+    folder = request.config.cache.mkdir(AXE.replace("@", "-"))
+    script = folder / "package" / "axe.min.js"
+    if not script.is_file() and shutil.which("npm"):
+        packed = subprocess.run(["npm", "pack", AXE], cwd=folder, capture_output=True, timeout=120)
+        for archive in folder.glob("*.tgz") if packed.returncode == 0 else ():
+            shutil.unpack_archive(archive, folder, filter="data")
+    return script.read_text(encoding="utf-8") if script.is_file() else None

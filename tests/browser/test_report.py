@@ -1,42 +1,72 @@
-"""The HTML report in a real browser: every figure drawn, no fault, no network, fits 1280 px, described, reachable."""
+"""Every page of the report in a real browser and in both themes: drawn, quiet, offline, wide enough, readable."""
 
-import json
+import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from latent_moe.tour import run_tour
+sys.path.insert(0, str(Path(__file__).parent))
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytest.importorskip("selenium")
+import pages
 
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("a report")
-    tour = run_tour(folder, only=["01"], notify=lambda _: None)
-    assert tour.ok, tour.summary
-    return folder
+REPOSITORY = Path(__file__).parents[2]
+NAMES = ["index", *sorted(path.stem for path in (REPOSITORY / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
 
 
-@pytest.mark.parametrize("page", ["index.html", "01_latent_moe.html"])
-def test_page(report, browser, page):
-    browser.get((report / page).as_uri())
-    ask = browser.execute_script
-    figures = ask("return document.querySelectorAll('.figure').length")
-    assert figures > 0
-    assert ask("return document.querySelectorAll('.figure .main-svg:first-of-type').length") >= figures
-    drawn = ask(
-        "return [...document.querySelectorAll('.figure')].every(f => f.querySelector('.plot-container'))"
-    )
-    assert drawn
-    assert ask("return document.documentElement.scrollWidth <= window.innerWidth")
-    labels = ask("return [...document.querySelectorAll('.figure')].map(f => f.getAttribute('aria-label'))")
-    assert all(len(label) > 20 for label in labels)
-    assert ask("return [...document.querySelectorAll('.figure, pre, .wide')].every(e => e.tabIndex === 0)")
-    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
-    assert _fetched(browser) == []
+@pytest.fixture(
+    params=[(name, theme) for name in NAMES for theme in pages.THEMES], ids="_".join, scope="module"
+)
+def page(request, report, browser):
+    """The browser with one page open in one theme; leaves a picture of it in artifacts/report/."""
+    name, theme = request.param
+    pages.show(browser, (report / f"{name}.html").as_uri(), theme)
+    pages.photograph(browser, REPOSITORY / "artifacts" / "report" / f"{name}_{theme}.png")
+    return browser
 
 
-def _fetched(browser):
-    events = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
-    sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    return [url for url in sent if not url.startswith(("file:", "data:", "blob:"))]
+def test_every_figure_is_drawn(page):
+    figures = pages.drawn(page)
+    assert figures
+    assert [one for one in figures if not (one["marks"] and one["width"] > 300)] == []
+
+
+def test_no_error_and_no_network(page):
+    assert [line for line in page.get_log("browser") if line["level"] in ("SEVERE", "WARNING")] == []
+    assert pages.fetched(page) == []
+
+
+def test_fits_1280_px(page):
+    assert page.execute_script("return window.innerWidth") == 1280
+    assert page.execute_script("return document.documentElement.scrollWidth") <= 1280
+
+
+def test_contrast_is_aa(page):
+    found = page.execute_script(pages.CONTRAST)
+    assert found["seen"] > 50
+    assert found["faults"] == []
+
+
+def test_pictures_have_words_and_headings_are_in_order(page):
+    assert page.execute_script("return document.documentElement.lang") == "en"
+    assert page.execute_script(pages.NAMELESS) == []
+    levels = [level for level, _ in page.execute_script(pages.HEADINGS)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_axe_finds_nothing(page, axe):
+    if axe is None:
+        pytest.skip("axe-core is not at hand: npm or its registry is missing")
+    assert pages.complaints(page, axe) == []
+
+
+def test_tab_reaches_everything_with_a_visible_focus(page):
+    assert page.execute_script(pages.MOUSE_ONLY) == []
+    reached, stops = pages.tab_through(page)
+    assert [text for i, text in enumerate(stops) if i not in reached] == []
+    assert [stops[i] for i, line in reached.items() if line < 1] == []
