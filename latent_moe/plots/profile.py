@@ -1,50 +1,14 @@
-"""Figures of recordings: GEMM time against T with its ceiling, where a tail's time goes, calls side by side, a timeline."""
+"""Figures of recordings: where a tail's time goes, calls side by side, GEMM calls by T, a timeline."""
 
-from collections.abc import Mapping, Sequence
-from datetime import date
+from collections.abc import Mapping
 from typing import Any
 
 import plotly.graph_objects as go
 
-from latent_moe.capture.calibrate import Calibration
-from latent_moe.config import KIMI_K3
-from latent_moe.cost import hardware as machines
-from latent_moe.cost.gemm import roofline_us
-from latent_moe.plots.layer import against_tokens
 from latent_moe.plots.theme import BASELINE, CANDIDATE, TAIL_COLOURS, caption, colour, finish
 from latent_moe.traces import measure
 from latent_moe.traces.names import KINDS, shorten
 from latent_moe.traces.table import Trace
-
-
-def gemm_roofline(timed: Sequence[Mapping], ceilings: Sequence[Mapping], machine: Calibration) -> go.Figure:
-    """Measured medians of both GEMMs with the ceiling of each as a dashed line."""
-    said = caption(
-        "measured",
-        machine.device,
-        str(date.today()),
-        "dashed: ceiling modelled from this machine's copy and GEMM rates",
-    )
-    figure = against_tokens(timed, "The up-projection's GEMM against T", said)
-    for tail in dict.fromkeys(row["tail"] for row in ceilings):
-        mine = [row for row in ceilings if row["tail"] == tail]
-        x, y = [row["tokens"] for row in mine], [row["ceiling_us"] for row in mine]
-        line = {"dash": "dash", "color": TAIL_COLOURS[tail]}
-        figure.add_trace(go.Scatter(name=f"ceiling, {tail}", x=x, y=y, mode="lines", line=line))
-    return figure
-
-
-def ceiling_of(tp: int = 8, hardware: str = "mi355x") -> go.Figure:
-    """The roofline time of Kimi-K3's whole and sharded GEMM on hardware by its data sheet."""
-    machine = machines.get(hardware)
-    h, k = KIMI_K3.hidden_size, KIMI_K3.expert_input_size
-    rows = [
-        {"tail": tail, "tokens": 2**i, "us": roofline_us(2**i, n, k, machine)}
-        for tail, n in (("replicated", h), ("column_parallel", h // tp))
-        for i in range(15)
-    ]
-    said = caption("modelled", machine.name, note=f"roofline, bf16, tp = {tp}")
-    return against_tokens(rows, "The GEMM's modelled time elsewhere", said, value="us")
 
 
 def stacked_kinds(arms: Mapping[str, Trace], device: str, kind: str = "measured") -> go.Figure:
@@ -68,23 +32,59 @@ def stacked_kinds(arms: Mapping[str, Trace], device: str, kind: str = "measured"
 
 
 def per_call(rows: Mapping[str, Mapping[str, Any]], device: str, kind: str = "measured") -> go.Figure:
-    """Grouped bars: mean time per call and kind of both arms; `rows` is a comparison's per_call."""
+    """Grouped bars: median time per call and kind of both arms; `rows` is a comparison's per_call."""
     kinds = list(rows)
-    sides = (("baseline", BASELINE), ("candidate", CANDIDATE))
     bars = [
         go.Bar(
             name=side,
             x=kinds,
-            y=[(rows[key][f"{side}_ns"] or 0) / 1e3 or None for key in kinds],
-            marker_color=shade,
+            y=[_us(rows[key][f"{side}_median_ns"]) for key in kinds],
+            marker={"color": shade, "pattern": {"shape": shape}},
         )
-        for side, shade in sides
+        for side, shade, shape in (("baseline", BASELINE, ""), ("candidate", CANDIDATE, "/"))
     ]
-    said = caption(kind, device, note="mean time of a call; a missing bar: no such calls")
+    said = caption(kind, device, note="median time of a call, all T together; a missing bar: no such calls")
+    title = "Per call: baseline beside candidate"
+    return _logarithmic(finish(go.Figure(bars), title, said, "kind of kernel", "us per call"))
+
+
+def gemm_calls(arms: Mapping[str, Trace], device: str, kind: str = "measured") -> go.Figure:
+    """Grouped bars: median time of a GEMM call at each T of the recordings, with the number of calls on the bar.
+
+    T is the M that a kernel or its region names; GEMMs without one are left out.
+    """
+    medians = {name: gemm_medians(trace) for name, trace in arms.items()}
+    tokens = sorted({t for found in medians.values() for t in found.index})
+    bars = [
+        go.Bar(
+            name=name,
+            x=[str(t) for t in tokens],
+            y=[_us(found["median"].get(t)) for t in tokens],
+            text=[f"{int(found['count'].get(t, 0))} calls" for t in tokens],
+            marker={"color": TAIL_COLOURS.get(name, colour(i)), "pattern": {"shape": "/" if i else ""}},
+        )
+        for i, (name, found) in enumerate(medians.items())
+    ]
+    said = caption(kind, device, note="median of a GEMM call over all ranks and steps")
     figure = finish(
-        go.Figure(bars), "Per call: baseline beside candidate", said, "kind of kernel", "us per call"
+        go.Figure(bars), "The GEMM alone, at each T", said, "T, tokens in the step", "us per call"
     )
-    return figure.update_yaxes(type="log")
+    return _logarithmic(figure).update_xaxes(type="category")
+
+
+def gemm_medians(trace: Trace):
+    """DataFrame by T (the GEMM's M): `median` in ns and `count` of the GEMM calls with a time."""
+    table = trace.table
+    rows = table[(table["kind"] == "gemm") & table["M"].notna()]
+    return rows.groupby(rows["M"].astype(int))["dur_ns"].agg(["median", "count"])
+
+
+def _us(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3
+
+
+def _logarithmic(figure: go.Figure) -> go.Figure:
+    return figure.update_yaxes(type="log", dtick="D2")
 
 
 def timeline(trace: Trace, device: str, kind: str, region: str | None = None, limit: int = 400) -> go.Figure:
