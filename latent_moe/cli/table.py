@@ -31,27 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, compare, print."""
     from latent_moe.cli.output import clean, emit
-    from latent_moe.serving.comparison import compare
+    from latent_moe.serving import several
     from latent_moe.serving.results import read_results
 
     results = read_results(args.paths)
-    table = compare(results, args.baseline, args.candidate)
-    answer = table.as_dict() | _same_answers(results, table)
-    texts = {"json": lambda: json.dumps(clean(answer), indent=2), **_writers(table, answer)}
+    tables = several.compare_each(results, args.baseline, args.candidate)
+    same = [_same_answers(results, table) for table in tables]
+    answer = several.as_dict(tables) | same[0]
+    if len(tables) > 1:
+        answer["comparisons"] = [
+            {"candidate": table.candidate, **found} for table, found in zip(tables, same, strict=True)
+        ]
+    texts = {"json": lambda: json.dumps(clean(answer), indent=2), **_writers(tables, same)}
     if args.output:
         _write(Path(args.output), texts, args.format)
     emit(args, answer, texts[args.format]())
-    return 0 if table.comparable else 1
+    return 0 if all(table.comparable for table in tables) else 1
 
 
-def _writers(table, answer: dict[str, Any]) -> dict[str, Any]:
+def _writers(tables: list, same: list[dict[str, Any]]) -> dict[str, Any]:
     from latent_moe.serving import render
 
-    extra = [line for line in (_parity_line(answer), *_accuracy_lines(answer)) if line]
-    return {
-        "markdown": lambda: "\n\n".join([render.markdown(table), *extra]),
-        "csv": lambda: render.csv_text(table),
-    }
+    def markdown() -> str:
+        parts = []
+        for table, found in zip(tables, same, strict=True):
+            parts += [render.markdown(table), _parity_line(found), *_accuracy_lines(found)]
+        return "\n\n".join(filter(None, parts))
+
+    return {"markdown": markdown, "csv": lambda: render.csv_text(*tables)}
 
 
 def _same_answers(results, table) -> dict[str, Any]:

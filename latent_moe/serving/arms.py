@@ -26,6 +26,20 @@ def choose_arms(
     return _fill(names, left, right)
 
 
+def candidates(results: Results, baseline: str | None, candidate: str | None) -> list[str | None]:
+    """The arms to judge, each against the one baseline: the named one, or all that `bench` wrote as candidates.
+
+    [None] where that leaves at most one: `choose_arms` then decides.
+    """
+    if candidate is not None:
+        return [candidate]
+    items: list[Any] = [*results.runs, *results.answers]
+    named = {
+        item.arm: None for item in items if item.role == "candidate" and item.arm not in (None, baseline)
+    }
+    return list(named) if len(named) > 1 else [None]
+
+
 def _by_role(items: list[Any], role: str, taken: str | None) -> str | None:
     named = {item.arm for item in items if getattr(item, "role", None) == role} - {taken}
     return named.pop() if len(named) == 1 else None

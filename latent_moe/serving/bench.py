@@ -6,11 +6,12 @@ import os
 import uuid
 from collections.abc import Callable
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.serving import plan, records
 from latent_moe.serving.boot import BootRun
 from latent_moe.serving.commands import interpreter
@@ -30,7 +31,8 @@ def run(
     """Run a recipe; returns the folder with its results (manifest.json, runs/, parity/, accuracy/, logs/).
 
     `recipe` is a shipped recipe's name, a .toml file or a Recipe; `pairs` replaces the recipe's number. With `resume`
-    a folder that was interrupted is completed: whole pairs stay, half pairs are measured again.
+    a folder that was interrupted is completed: whole pairs and the answers that are there stay, half pairs are measured
+    again.
 
     Raises InputError for a recipe or folder that cannot be used, ServerError or ClientError (with `log_tail`) when a
     server or the client fails. Whatever happens, no process is left and every file is whole.
@@ -60,32 +62,55 @@ def fingerprint(recipe: Recipe) -> str:
 
 
 def _prepare(recipe: Recipe, out: Path, resume: bool) -> Path:
-    state = out / "state" / "recipe.json"
+    try:
+        _check_folder(recipe, out, resume)
+        state = {"recipe": recipe.name, "fingerprint": fingerprint(recipe)}
+        plan.write_whole(_state(out), state)
+        if recipe.model.preset:
+            config = model_config(recipe.model.preset, recipe.model.changes)
+            write_model(out / recipe.model.preset, config)
+    except OSError as error:
+        raise InputError(f"{out} cannot hold results ({error.strerror or error})") from error
+    return out
+
+
+def _state(out: Path) -> Path:
+    return out / "state" / "recipe.json"
+
+
+def _check_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    state = _state(out)
     if state.is_file():
         if not resume:
             raise InputError(
                 f"{out} holds results already: --resume goes on with them, another --out starts anew"
             )
-        if json.loads(state.read_text(encoding="utf-8"))["fingerprint"] != fingerprint(recipe):
+        if _measured_with(state) != fingerprint(recipe):
             raise InputError(f"{out} was measured with another recipe than this {recipe.name}")
     elif resume:
         raise InputError(f"{out}: nothing to resume there")
     elif out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty")
-    plan.write_whole(state, {"recipe": recipe.name, "fingerprint": fingerprint(recipe)})
-    if recipe.model.preset:
-        write_model(out / recipe.model.preset, model_config(recipe.model.preset, recipe.model.changes))
-    return out
+
+
+def _measured_with(state: Path) -> str:
+    try:
+        return json.loads(state.read_text(encoding="utf-8"))["fingerprint"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{state} does not say with which recipe this was measured ({error!r})") from error
 
 
 def _run_boots(recipe: Recipe, out: Path, todo: list[plan.Boot], pythons: dict, notify: Notify) -> None:
-    meter = Meter(notify, {"boot": len(todo), "run": len(todo) * len(recipe.client.concurrencies)})
+    measured = sum(boot.measures for boot in todo) * len(recipe.client.concurrencies)
+    meter = Meter(notify, {"boot": len(todo), "run": measured})
+    if not todo:
+        meter.say(f"everything in {out} is measured already")
     device, versions = records.device_name(recipe), {}
     sessions = [
         BootRun(recipe, out, boot, pythons[boot.arm], device, new_identity(boot), meter) for boot in todo
     ]
     try:
-        for session, following in zip(sessions, [*sessions[1:], None], strict=True):
+        for session, following in zip_longest(sessions, sessions[1:]):
             ahead = following if recipe.server.standby else None
             session.run(when_up=ahead.prepare if ahead else lambda: None)
             versions[f"vllm ({session.boot.arm})"] = session.facts.vllm_version or "unknown"
@@ -102,13 +127,26 @@ def new_identity(boot: plan.Boot) -> str:
 
 
 def _recommend(recipe: Recipe, out: Path, boot: plan.Boot, say: Callable[[str], None]) -> None:
-    """After whole pairs: how many pairs would show a 3 % effect with the noise seen so far."""
-    if boot.pair < 2 or not recipe.client.concurrencies or not plan.pair_is_whole(recipe, out, boot.pair):
+    """After whole pairs: how many pairs would show a 3 % effect with the noise seen so far, for each candidate.
+
+    Advice never ends a benchmark: where the runs allow none, that is said and measuring goes on.
+    """
+    if boot.pair < 2 or not boot.measures or not recipe.client.concurrencies:
+        return
+    if not plan.runs_are_whole(recipe, out, boot.pair):
         return
     from latent_moe.serving.comparison import recommend_from_runs
 
-    for concurrency, advice in recommend_from_runs(out).items():
-        say(f"concurrency {concurrency}: {advice.note}")
+    candidates = recipe.with_role("candidate")
+    for name in candidates:
+        label = f"{name}, " if len(candidates) > 1 else ""
+        try:
+            advice = recommend_from_runs(out, recipe.role_of("baseline"), name)
+        except LatentMoEError as error:
+            say(f"{label}how many pairs it takes cannot be said: {error}")
+            continue
+        for concurrency, found in advice.items():
+            say(f"{label}concurrency {concurrency}: {found.note}")
 
 
 def with_arms(recipe: Recipe, *names: str) -> Recipe:

@@ -1,7 +1,8 @@
 """One boot of one arm: server up, client through its concurrencies, answers and accuracy where they are due, server down."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -11,10 +12,13 @@ from latent_moe.serving.client import Client, ClientError, Job
 from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.progress import Meter
 from latent_moe.serving.recipe import Recipe
-from latent_moe.serving.secrets import secret_values
 from latent_moe.serving.server import Guarded, Server, ServerError, check_port, free_port
 
-_GEMM = re.compile(r"latent_moe: (tail \S+ ran .*)")
+# What ran, else (a compiled model cannot say that) what was built.
+_GEMM = (
+    re.compile(r"latent_moe: (tail \S+ ran .*)"),
+    re.compile(r"latent_moe: (tail \S+ for .* GEMM .*)"),
+)
 _K3_SHARDED = "up-projecting only this rank's hidden shard"
 _CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
@@ -35,10 +39,9 @@ class BootRun:
         self.recipe, self.out, self.boot, self.python, self.meter = recipe, out, boot, python, meter
         self.arm = recipe.arms[boot.arm]
         self.model = recipe.model.preset or recipe.model.name or ""
-        self.port = recipe.server.port or free_port()
+        self.port = recipe.server.port
         self.folder = out / "logs" / f"{boot.order:02d}_{boot.arm}_{identity}"
-        env = {**recipe.server.env, **self.arm.env}
-        self.secrets = secret_values(env, [*recipe.server.args, *self.arm.args])
+        self.secrets = records.secrets_of(recipe)
         caching = records.prefix_caching([*recipe.server.args, *self.arm.args])
         self.facts = records.BootFacts(boot, identity, None, None, device, caching)
         self.server: Server | None = None
@@ -56,13 +59,14 @@ class BootRun:
         self.prepare()
         assert self.server is not None
         self._go.touch()
-        with self.server as server, self._client() as client:
+        with self._scrubbed(), self.server as server, self._client() as client:
             server.wait_healthy(self.recipe.server.startup_timeout_s)
             self._learn(server)
+            self._check_tail(server)
             self.meter.finish("boot", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} is up")
             when_up()
             client.go()
-            for index, concurrency in enumerate(self.recipe.client.concurrencies):
+            for index, concurrency in enumerate(self._concurrencies):
                 self._measure(server, client, index, concurrency)
             if self.boot.last:
                 self._answers(server)
@@ -72,6 +76,8 @@ class BootRun:
         """Start the server's process; on standby it only imports, until it is this boot's turn."""
         if self.server is not None:
             return
+        # A free port is looked for now: hours may lie between the plan and this boot.
+        self.port = self.recipe.server.port or free_port()
         if self.recipe.server.port:
             check_port(self.port)
         command = commands.server_command(
@@ -84,10 +90,23 @@ class BootRun:
         process = Guarded(words, command.env, self.folder / "server.log", self.secrets, self.cwd)
         self.server = Server(self.boot.arm, process, self.port)
 
+    @contextmanager
+    def _scrubbed(self) -> Iterator[None]:
+        """Whatever the client and lm_eval wrote is without secrets once they are gone, however that went."""
+        try:
+            yield
+        finally:
+            for folder in (self.folder, self.out / "accuracy" / self.boot.arm):
+                records.scrub(folder, self.secrets)
+
     def stop(self) -> None:
         """End the server if it was started, however far it came."""
         if self.server is not None:
             self.server.process.stop()
+
+    @property
+    def _concurrencies(self) -> list[int]:
+        return self.recipe.client.concurrencies if self.boot.measures else []
 
     def _client(self) -> Client:
         spec = self.recipe.client
@@ -96,7 +115,7 @@ class BootRun:
 
     def _jobs(self) -> list[Job]:
         jobs = []
-        for concurrency in self.recipe.client.concurrencies:
+        for concurrency in self._concurrencies:
             seed = plan.seed(self.recipe, self.boot.pair, concurrency)
             if (warm := self._warmup_prompts(concurrency)) > 0:
                 # Other prompts than the run's: nothing may be known when it starts.
@@ -109,7 +128,9 @@ class BootRun:
         return concurrency if asked is None else asked
 
     def _job(self, name: str, concurrency: int, seed: int, prompts: int | None) -> Job:
-        command = commands.client_command(self.recipe, self.model, concurrency, self.python, prompts)
+        command = commands.client_command(
+            self.recipe, self.model, concurrency, self.python, prompts, commands.environment()
+        )
         port = None if self.recipe.server.port == commands.DEFAULT_PORT else self.port
         added = commands.saving(self.folder.resolve(), f"{name}.json", seed, port)
         return Job(name, commands.Command(command.words, command.env, added), self.folder / f"{name}.json")
@@ -140,22 +161,35 @@ class BootRun:
         version = commands.version_in(server.get("/version"))
         self.facts = records.replace_facts(self.facts, version, gemm_line(server.process.log))
 
+    def _check_tail(self, server: Server) -> None:
+        """Arms that differ by LATENT_MOE_TAIL alone are the same arm where nothing in the server reads it."""
+        tail = records.tail_of(self.recipe, self.boot.arm)
+        if tail is None or "latent_moe: tail " in server.process.log.read_text("utf-8", "replace"):
+            return
+        raise ServerError(
+            f"server {self.boot.arm} says nothing about LATENT_MOE_TAIL={tail}: its vLLM does not run this package's "
+            "runner (latent_moe must be installed beside it, the model be one it knows, and the log level let INFO pass)",
+            server.process.tail(),
+        )
+
     def _answers(self, server: Server) -> None:
-        if self.recipe.parity is None:
+        target = self.out / "parity" / f"{self.boot.arm}.json"
+        if self.recipe.parity is None or target.is_file():
             return
         self.meter.say(f"{self.boot.arm} answers greedily")
         preset = self.recipe.model.preset
         vocabulary = model_config(preset, self.recipe.model.changes)["vocab_size"] if preset else None
         said = answers.ask(server.url, self.model, self.recipe.parity, vocabulary)
         record = records.answers_record(self.recipe, self.facts, self.model, said)
-        records.save(self.out / "parity" / f"{self.boot.arm}.json", record, self.secrets)
+        records.save(target, record, self.secrets)
 
     def _accuracy(self, server: Server) -> None:
-        if self.recipe.accuracy is None:
+        marker = plan.accuracy_marker(self.out, self.boot.arm)
+        if self.recipe.accuracy is None or marker.is_file():
             return
         self.meter.say(f"{self.boot.arm}: accuracy")
         target = self.out / "accuracy" / self.boot.arm
-        command = commands.accuracy_command(self.recipe, server.url, target.resolve())
+        command = commands.accuracy_command(self.recipe, server.url, target.resolve(), commands.environment())
         process = Guarded(command.all_words, {}, self.folder / "accuracy.log", self.secrets, self.out)
         try:
             code = process.wait(self.recipe.accuracy.timeout_s)
@@ -166,7 +200,7 @@ class BootRun:
             raise ClientError(
                 f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
             )
-        plan.write_whole(plan.accuracy_marker(self.out, self.boot.arm), {})
+        plan.write_whole(marker, {})
 
 
 def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -> None:
@@ -189,9 +223,9 @@ def summary(result: dict) -> str:
 def gemm_line(log: Path) -> str | None:
     """What the server's log says about the up-projection's GEMM; None when it says nothing."""
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = _GEMM.search(text)
-    if found:
-        return found[1].strip()
+    for pattern in _GEMM:
+        if found := pattern.search(text):
+            return found[1].strip()
     return _K3_SHARDED if _K3_SHARDED in text else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from latent_moe.errors import LatentMoEError
 from latent_moe.serving.commands import Command
 from latent_moe.serving.server import Guarded
+from latent_moe.serving.vllm_client import JOBS_VARIABLE
 
 _POLL_S = 0.2
 
@@ -43,17 +44,18 @@ class Client:
         self.cwd = cwd
         self.timeout_s = timeout_s
         self.secrets = secrets
-        self.plan = folder / "client_jobs.json"
+        self.plan = folder / "client_jobs"
         self._shared = self._start_shared() if together and jobs else None
 
     def _start_shared(self) -> Guarded:
         first = self.jobs[0].command
         # python -m MODULE, then the client's own arguments.
         head = first.words[:3]
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.plan.write_text(json.dumps([job.command.all_words[3:] for job in self.jobs]), encoding="utf-8")
+        # Their arguments may carry a token: they go through the environment and lie in no file.
+        jobs = json.dumps([job.command.all_words[3:] for job in self.jobs])
+        env = {**first.env, JOBS_VARIABLE: jobs}
         command = [*head, "--jobs", str(self.plan.resolve())]
-        return Guarded(command, first.env, self.folder / "client.log", self.secrets, self.cwd)
+        return Guarded(command, env, self.folder / "client.log", self.secrets, self.cwd)
 
     def __enter__(self) -> "Client":
         return self

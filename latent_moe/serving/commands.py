@@ -16,6 +16,7 @@ SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CLIENT_MODULE = "latent_moe.serving.vllm_client"
 STANDBY_MODULE = "latent_moe.serving.vllm_server"
 DEFAULT_PORT = 8000
+_QUOTED = shlex.quote(HIDDEN)
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,15 @@ class Command:
 
     def shown(self, with_added: bool = False) -> str:
         """One line for people, as they would type it, secrets hidden."""
+        words = self.all_words if with_added else self.words
+        secrets = secret_values(self.env, words)
         env = [
-            f"{name}={HIDDEN if is_secret_name(name) else shlex.quote(value)}"
+            f"{name}={HIDDEN if is_secret_name(name) else shlex.quote(hide(value, secrets))}"
             for name, value in self.env.items()
         ]
-        words = self.all_words if with_added else self.words
-        return hide(" ".join([*env, shlex.join(words)]), secret_values(self.env, words))
+        return " ".join([*env, *(shlex.quote(hide(word, secrets)) for word in words)]).replace(
+            _QUOTED, HIDDEN
+        )
 
 
 def interpreter(arm: Arm, environment: Mapping[str, str]) -> str | None:
@@ -64,13 +68,15 @@ def launcher(recipe: Recipe, python: str | None, module: str, verb: list[str]) -
 def server_command(
     recipe: Recipe, arm: str, model: str, port: int, python: str | None, environment: Mapping[str, str]
 ) -> Command:
-    """How this arm's server starts. ${NAME} in the recipe's variables is taken from `environment`."""
+    """How this arm's server starts. ${NAME} in the recipe's variables and arguments is taken from
+    `environment`."""
     spec, side = recipe.server, recipe.arms[arm]
     start = launcher(recipe, python, SERVER_MODULE, ["serve"])
     named = [model] if spec.launcher == "console" else ["--model", model]
     added = [] if spec.port else ["--host", "127.0.0.1", "--port", str(port)]
     env = {name: expand(value, environment) for name, value in {**spec.env, **side.env}.items()}
-    return Command([*start, *named, *spec.args, *side.args], env, added)
+    words = [expand(word, environment) for word in (*spec.args, *side.args)]
+    return Command([*start, *named, *words], env, added)
 
 
 def on_standby(words: list[str], go: Path) -> list[str]:
@@ -79,13 +85,19 @@ def on_standby(words: list[str], go: Path) -> list[str]:
 
 
 def client_command(
-    recipe: Recipe, model: str, concurrency: int, python: str | None = None, prompts: int | None = None
+    recipe: Recipe,
+    model: str,
+    concurrency: int,
+    python: str | None = None,
+    prompts: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Command:
-    """vLLM's benchmark client at one concurrency, before anything of ours is added."""
+    """vLLM's benchmark client at one concurrency, before anything of ours is added; ${NAME} as for the server."""
     client = recipe.client
     start = launcher(recipe, python, CLIENT_MODULE, ["bench", "serve"])
     count = client.prompts_per_concurrency * concurrency if prompts is None else prompts
-    words = ["--model", model, *client.args, "--dataset-name", "random"]
+    words = ["--model", model, *(expand(word, environment or {}) for word in client.args)]
+    words += ["--dataset-name", "random"]
     words += ["--random-input-len", str(client.isl), "--random-output-len", str(client.osl), "--ignore-eos"]
     words += ["--num-prompts", str(count), "--max-concurrency", str(concurrency)]
     return Command([*start, *words])
@@ -106,10 +118,12 @@ def saving(folder: Path, filename: str, seed: int, port: int | None) -> list[str
     ]
 
 
-def accuracy_command(recipe: Recipe, url: str, out: Path | None) -> Command:
-    """lm_eval against one arm's server; `{url}` in the recipe's words is the server's address."""
+def accuracy_command(
+    recipe: Recipe, url: str, out: Path | None, environment: Mapping[str, str] | None = None
+) -> Command:
+    """lm_eval against one arm's server; `{url}` in the recipe's words is the server's address, ${NAME} as above."""
     assert recipe.accuracy is not None
-    words = [word.replace("{url}", url) for word in recipe.accuracy.command]
+    words = [expand(word, environment or {}).replace("{url}", url) for word in recipe.accuracy.command]
     return Command(words, added=["--output_path", str(out)] if out else [])
 
 

@@ -65,7 +65,10 @@ class Table:
             "kind": self.kinds,
             "device": self.devices,
             "success_rates": self.success_rates,
-            "rows": [vars(row) for row in self.rows],
+            "rows": [
+                {"baseline_arm": self.baseline, "candidate_arm": self.candidate, **vars(row)}
+                for row in self.rows
+            ],
             "warnings": [vars(warning) for warning in self.warnings],
         }
 
@@ -106,18 +109,25 @@ def recommend_from_runs(
     """
     results = read_results([folder])
     left, right = choose_arms(results, baseline, candidate)
-    cells = _cells([run for run in results.runs if run.arm in (left, right)], left, right)
+    runs, _ = pairing.without_copies([run for run in results.runs if run.arm in (left, right)])
+    again = guards.repeated_prompts(runs)
     found: dict[int, stats.Recommendation] = {}
-    for one, other in cells:
+    for one, other in _cells(runs, left, right):
         if one and other and (concurrency := one[0].concurrency) is not None:
-            both = [item for item in (found.get(concurrency), _recommend(one, other, goal)) if item]
+            both = [
+                item for item in (found.get(concurrency), _recommend(_Cell(one, other, again), goal)) if item
+            ]
             found[concurrency] = max(both, key=lambda item: item.planned_sd_pct or 0.0)
     return found
 
 
-def _recommend(one: list[Run], other: list[Run], goal: dict) -> stats.Recommendation:
-    pairs, _ = pairing.pair_runs(one, other)
-    ratios = [ratio for pair in pairs if (ratio := pair.log_ratio(PRIMARY)) is not None]
+def _recommend(cell: "_Cell", goal: dict) -> stats.Recommendation:
+    """No number of pairs mends a cell that a guard calls not comparable: its spread is not the spread of what is asked."""
+    if reasons := cell.reasons(PRIMARY, two_arms=True):
+        return stats.no_recommendation(
+            f"not comparable ({'; '.join(reasons)}): more pairs do not mend that", **goal
+        )
+    ratios = [ratio for pair in cell.pairs if (ratio := pair.log_ratio(PRIMARY)) is not None]
     return stats.recommend_pairs(ratios, **goal)
 
 
@@ -205,7 +215,7 @@ class _Cell:
             baseline_text=_text(one, metric),
             candidate_text=_text(other, metric),
         )
-        reasons = self._reasons(metric, two_arms)
+        reasons = self.reasons(metric, two_arms)
         if reasons:
             return replace(row, verdict=NOT_COMPARABLE, reason="; ".join(reasons))
         return self._judged(row) if two_arms else row
@@ -222,7 +232,8 @@ class _Cell:
             r for p in self.pairs for r in p.candidate
         )
 
-    def _reasons(self, metric: str, two_arms: bool) -> list[str]:
+    def reasons(self, metric: str, two_arms: bool) -> list[str]:
+        """Why this metric of the cell is not comparable; empty where it is."""
         reasons = [fault.text for fault in self.faults]
         if self._one_token(metric):
             reasons.append("one token per request: no time between output tokens exists")

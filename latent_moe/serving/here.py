@@ -1,4 +1,5 @@
-"""What notebook 05 shows: a run on this machine where vLLM imports, else the recorded run on two H200."""
+"""What notebook 05 shows: a run on this machine where vLLM imports and a cell is long enough for it, else the recorded
+run on two H200 and the command that makes one here."""
 
 import subprocess
 import sys
@@ -9,6 +10,11 @@ from latent_moe.profiles import profile_path
 
 RECORDED = "h200x2_vllm"
 RECIPES = {"cpu": "cpu_quick", "cuda": "gpu_single", "rocm": "mi355x_one_build"}
+# The tour ends a cell after this; a half-done benchmark would be lost with it.
+CELL_LIMIT_S = 480
+# What recipes need in all, for those known to be short (cpu_quick's aim on two cores). The others boot large models
+# several times: minutes to hours, by machine.
+NEEDS_S = {"cpu_quick": 240}
 
 
 def vllm_imports(timeout_s: float = 120) -> bool:
@@ -24,12 +30,25 @@ def vllm_imports(timeout_s: float = 120) -> bool:
 
 
 def measure(recipe: str, out: Path) -> Path:
-    """The folder with both arms' runs: `recipe` run into `out`, or the recorded one where vLLM does not import.
+    """The folder with both arms' runs: `recipe` run into `out`, or the recorded one where that cannot be done in a cell.
 
-    A server or client that fails raises (`bench.run`): the recorded result never stands in for a failed run.
+    Why the recorded one is shown, and how to run the recipe, is printed. A server or client that fails raises
+    (`bench.run`): the recorded result never stands in for a failed run.
     """
-    if not vllm_imports():
+    if (reason := why_not(recipe)) is not None:
+        print(f"{reason}; shown is profiles/{RECORDED}")
         return profile_path(RECORDED)
     from latent_moe.serving import bench
 
     return bench.run(recipe, out)
+
+
+def why_not(recipe: str) -> str | None:
+    """Why `recipe` is not run in a notebook's cell here, with what to do instead; None where it is."""
+    needs = NEEDS_S.get(recipe)
+    if needs is None or needs > CELL_LIMIT_S:
+        return (
+            f"{recipe} takes longer than the {CELL_LIMIT_S // 60} minutes of a cell: run `latent-moe bench {recipe} "
+            "--out DIR` in a terminal, then set `results` to that folder"
+        )
+    return None if vllm_imports() else "vLLM does not import here (`latent-moe doctor` says why)"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latent_moe.serving.recipe import Recipe
@@ -10,22 +10,36 @@ from latent_moe.serving.recipe import Recipe
 
 @dataclass(frozen=True)
 class Boot:
-    """One server start: which arm, which pair, its place in the order; `last` of its arm (parity, accuracy)."""
+    """One server start: which arm, which pair, its place in the order; `last` of its arm (parity, accuracy).
+
+    `measures` is False where the pair's runs are there already and only what its last boots do besides is not.
+    """
 
     arm: str
     pair: int
     order: int
     last: bool
+    measures: bool = True
 
 
 def boots(recipe: Recipe) -> list[Boot]:
-    """A B, B A, A B ...: the order turns from pair to pair, so that a drift of the machine falls on both arms."""
-    arms = list(recipe.arms)
+    """A B, B A, A B ...: the order turns from pair to pair, so that a drift of the machine falls on all arms alike."""
     planned: list[Boot] = []
     for pair in range(1, recipe.pairs + 1):
-        for arm in arms if pair % 2 else arms[::-1]:
+        for arm in _order(list(recipe.arms), pair - 1):
             planned.append(Boot(arm, pair, len(planned), pair == recipe.pairs))
     return planned
+
+
+def _order(arms: list[str], index: int) -> list[str]:
+    """The arms of the pair (of more than two arms: the round) number `index`, from 0.
+
+    Rotations: in as many rounds as there are arms each arm stands once in every place. With more than two arms the next
+    rotations are reversed, so that each arm also stands as often before as after each other one.
+    """
+    turns, turned = divmod(index, len(arms))
+    rotated = [*arms[turned:], *arms[:turned]]
+    return rotated[::-1] if len(arms) > 2 and turns % 2 else rotated
 
 
 def run_file(out: Path, arm: str, pair: int, concurrency: int) -> Path:
@@ -43,26 +57,37 @@ def seed(recipe: Recipe, pair: int, concurrency: int) -> int:
     return recipe.seed * 1_000_000 + pair * 1_000 + recipe.client.concurrencies.index(concurrency)
 
 
-def pair_is_whole(recipe: Recipe, out: Path, pair: int) -> bool:
-    """Whether every run of a pair, and what its last boots measure besides, is there."""
+def runs_are_whole(recipe: Recipe, out: Path, pair: int) -> bool:
+    """Whether every run of a pair is there."""
     files = [run_file(out, arm, pair, c) for arm in recipe.arms for c in recipe.client.concurrencies]
-    if pair == recipe.pairs and recipe.parity:
-        files += [out / "parity" / f"{arm}.json" for arm in recipe.arms]
-    if pair == recipe.pairs and recipe.accuracy:
-        files += [accuracy_marker(out, arm) for arm in recipe.arms]
+    return all(path.is_file() for path in files)
+
+
+def extras_are_whole(recipe: Recipe, out: Path, arm: str) -> bool:
+    """Whether the arm's greedy answers and its accuracy, where the recipe asks for them, are there."""
+    files = [out / "parity" / f"{arm}.json"] if recipe.parity else []
+    files += [accuracy_marker(out, arm)] if recipe.accuracy else []
     return all(path.is_file() for path in files)
 
 
 def remaining(recipe: Recipe, out: Path) -> list[Boot]:
-    """The boots of every pair that is not whole. Half a pair is measured again: its arms must be neighbours in time."""
-    unfinished = {pair for pair in range(1, recipe.pairs + 1) if not pair_is_whole(recipe, out, pair)}
-    return [boot for boot in boots(recipe) if boot.pair in unfinished]
+    """The boots of every pair that is not whole, and those whose arm has yet to answer or to be scored.
+
+    Half a pair is measured again: its arms must be neighbours in time.
+    """
+    todo = []
+    for boot in boots(recipe):
+        if not runs_are_whole(recipe, out, boot.pair):
+            todo.append(boot)
+        elif boot.last and not extras_are_whole(recipe, out, boot.arm):
+            todo.append(replace(boot, measures=False))
+    return todo
 
 
 def set_aside(recipe: Recipe, out: Path, todo: Iterable[Boot]) -> list[Path]:
     """Move the runs of half-measured pairs out of runs/ into incomplete/; returns what was moved."""
     moved = []
-    for boot in todo:
+    for boot in (boot for boot in todo if boot.measures):
         for concurrency in recipe.client.concurrencies:
             path = run_file(out, boot.arm, boot.pair, concurrency)
             if path.is_file():

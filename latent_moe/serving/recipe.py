@@ -1,4 +1,4 @@
-"""Recipes: what `bench` runs, as TOML. Two arms (or three), one client, how often; each checked when read."""
+"""Recipes: what `bench` runs, as TOML. Two arms or more, one client, how often; each checked when read."""
 
 import tomllib
 from pathlib import Path
@@ -54,7 +54,7 @@ class ClientSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Arm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One side: its role, its interpreter (None: this one; ${NAME} is taken from the environment) and what it adds."""
 
-    role: Literal["baseline", "candidate"] | None = None
+    role: Literal["baseline", "candidate"]
     interpreter: str | None = None
     env: dict[str, str] = {}
     args: list[str] = []
@@ -79,7 +79,10 @@ class AccuracySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Everything `bench` does. `pairs` pairs of boots, the arms' order reversed from pair to pair (A B B A ...)."""
+    """Everything `bench` does. `pairs` pairs of boots, the arms' order turned from pair to pair (A B B A ...).
+
+    One arm is the baseline; every other one is a candidate, each compared with the baseline by itself.
+    """
 
     name: str
     title: str
@@ -94,9 +97,13 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     accuracy: AccuracySpec | None = None
     notes: str = ""
 
+    def with_role(self, role: str) -> list[str]:
+        """The names of the arms with this role."""
+        return [name for name, arm in self.arms.items() if arm.role == role]
+
     def role_of(self, role: str) -> str:
-        """The name of the arm with this role."""
-        return next(name for name, arm in self.arms.items() if arm.role == role)
+        """The name of the (first) arm with this role."""
+        return self.with_role(role)[0]
 
 
 def recipe_names() -> list[str]:
@@ -127,9 +134,9 @@ def load_recipe(recipe: str | Path) -> Recipe:
 
 
 def _check(recipe: Recipe, where: str) -> None:
-    roles = [arm.role for arm in recipe.arms.values() if arm.role]
-    if sorted(roles) != ["baseline", "candidate"]:
-        raise InputError(f"{where}: exactly one arm must be the baseline and one the candidate, not {roles}")
+    roles = [arm.role for arm in recipe.arms.values()]
+    if roles.count("baseline") != 1 or len(roles) < 2:
+        raise InputError(f"{where}: exactly one arm must be the baseline, the others candidates, not {roles}")
     for name in (recipe.name, *recipe.arms):
         if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InputError(f"{where}: {name!r} cannot be a name (letters, digits, . _ -)")

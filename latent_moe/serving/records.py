@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from latent_moe import profiles
 from latent_moe.platform import describe
 from latent_moe.serving import plan
 from latent_moe.serving.recipe import Recipe
-from latent_moe.serving.secrets import hide
+from latent_moe.serving.secrets import hide, secret_values
 from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
 
 SCHEMA = 1
@@ -111,6 +111,20 @@ def run_record(
     return {**{key: value for key, value in result.items() if key not in _PER_REQUEST}, "latent_moe": ours}
 
 
+def secrets_of(recipe: Recipe) -> list[str]:
+    """What must not be written, of every arm: a client's or a library's message may name another arm's."""
+    arms = recipe.arms.values()
+    env = {f"{index} {name}": value for index, arm in enumerate(arms) for name, value in arm.env.items()}
+    accuracy = recipe.accuracy.command if recipe.accuracy else []
+    words = [
+        *recipe.server.args,
+        *recipe.client.args,
+        *accuracy,
+        *(word for arm in arms for word in arm.args),
+    ]
+    return secret_values({**recipe.server.env, **env}, words)
+
+
 def answers_record(recipe: Recipe, facts: BootFacts, model: str, prompts: list) -> dict[str, Any]:
     """A parity file."""
     arm = facts.boot.arm
@@ -134,25 +148,36 @@ def _hidden(value: Any, secrets: list[str]) -> Any:
     return [_hidden(item, secrets) for item in value] if isinstance(value, list) else value
 
 
+def scrub(folder: Path, secrets: list[str]) -> None:
+    """Hide secrets in every text file below `folder` that another program wrote."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        if (clean := hide(text, secrets)) != text:
+            path.write_text(clean, encoding="utf-8", errors="surrogateescape")
+
+
 def write_manifest(recipe: Recipe, out: Path, device: str, versions: Mapping[str, str]) -> None:
     """manifest.json for what lies in `out` now."""
     files = {str(path.relative_to(out)): _describe(path) for path in _data_files(out)}
     here = describe()
-    profiles.write_manifest(
-        out,
-        profiles.Manifest(
-            name=recipe.name,
-            kind="measured",
-            title=recipe.title,
-            device=device,
-            date=datetime.now().astimezone().date().isoformat(),
-            command=f"latent-moe bench {recipe.name}",
-            software={"torch": here.torch_version, **versions},
-            files=files,
-            parameters=_parameters(recipe),
-            notes=recipe.notes,
-        ),
+    manifest = profiles.Manifest(
+        name=recipe.name,
+        kind="measured",
+        title=recipe.title,
+        device=device,
+        date=datetime.now().astimezone().date().isoformat(),
+        command=f"latent-moe bench {recipe.name}",
+        software={**_software_so_far(out), "torch": here.torch_version, **versions},
+        files=files,
+        parameters=_parameters(recipe),
+        notes=recipe.notes,
     )
+    profiles.write_manifest(out, profiles.Manifest(**_hidden(asdict(manifest), secrets_of(recipe))))
+
+
+def _software_so_far(out: Path) -> dict[str, str]:
+    """What an interrupted session wrote: a resumed one may boot only some of the arms."""
+    return profiles.load_manifest(out).software if (out / profiles.MANIFEST).is_file() else {}
 
 
 def _data_files(out: Path) -> list[Path]:

@@ -21,7 +21,7 @@ _CSV_COLUMNS = (
         "ci95_low_pct",
         "ci95_high_pct",
     ),
-    *("verdict", "reason", "pairs", "interval"),
+    *("verdict", "reason", "pairs", "interval", "baseline_arm", "candidate_arm"),
 )
 
 
@@ -137,26 +137,27 @@ def _line(cells: Iterable[str | None]) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
-def csv_text(table: Table) -> str:
-    """One line a row; a number that does not exist is an empty cell."""
+def csv_text(*tables: Table) -> str:
+    """One line a row of every table; a number that does not exist is an empty cell."""
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, _CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_tidy(row) for row in table.rows)
+    writer.writerows(_tidy(table, row) for table in tables for row in table.rows)
     return out.getvalue()
 
 
-def _tidy(row: Row) -> dict:
+def _tidy(table: Table, row: Row) -> dict:
     low, high = row.ci95_pct or (None, None)
     shown = vars(row) | {"ci95_low_pct": low, "ci95_high_pct": high}
+    shown |= {"baseline_arm": table.baseline, "candidate_arm": table.candidate}
     shown["baseline"] = row.baseline_text or row.baseline
     shown["candidate"] = row.candidate_text or row.candidate
     return {name: shown[name] for name in _CSV_COLUMNS}
 
 
 def frame(table: Table):
-    """A pandas DataFrame, one line a row, for plots: the columns of the CSV with floats, plus `kind`, `device`,
-    `baseline_arm`, `candidate_arm`, `label`, `unit` and `primary`. Missing numbers are NaN.
+    """A pandas DataFrame, one line a row, for plots: the columns of the CSV with floats, plus `kind`, `device`, `label`,
+    `unit` and `primary`. Missing numbers are NaN.
     """
     import pandas as pd
 
@@ -170,11 +171,10 @@ def frame(table: Table):
         "ci95_low_pct",
         "ci95_high_pct",
     ]
-    found = pd.DataFrame([_tidy(row) for row in table.rows], columns=list(_CSV_COLUMNS))
+    found = pd.DataFrame([_tidy(table, row) for row in table.rows], columns=list(_CSV_COLUMNS))
     found[numbers] = found[numbers].apply(pd.to_numeric)
     found["kind"] = ", ".join(table.kinds)
     found["device"] = ", ".join(table.devices)
-    found["baseline_arm"], found["candidate_arm"] = table.baseline, table.candidate
     found["label"] = [METRICS[name].label for name in found["metric"]]
     found["unit"] = [METRICS[name].unit for name in found["metric"]]
     found["primary"] = found["metric"] == PRIMARY

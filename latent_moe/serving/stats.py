@@ -19,6 +19,8 @@ CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 20
 _RESAMPLES = 9_999
 _PAIRS_CEILING = 200
+# Log ratios of measured rates differ by more than the rounding of a double; closer ones are copies of one run.
+_NO_SPREAD = 1e-12
 # Stopping where the first pairs happened to agree keeps the sessions whose spread is underestimated: with three first pairs
 # and no floor 8 % of equal arms come out different, with a floor of 8 pairs up to 6.2 %, of 10 at most 5.8 % (40,000
 # simulated sessions for each spread between 1 and 4 %).
@@ -127,14 +129,20 @@ def recommend_pairs(
         raise ValueError("an effect other than 0 (above -100 %) and a power between 0.05 and 1 are needed")
     ratios = np.asarray(log_ratios, dtype=float)
     if ratios.size < 2:
-        return Recommendation(
-            None, None, None, effect_pct, power, "one pair says nothing about the spread: run three"
-        )
+        return no_recommendation("one pair says nothing about the spread: run three", effect_pct, power)
     spread = float(ratios.std(ddof=1))
+    if spread < _NO_SPREAD:
+        text = f"{ratios.size} pairs say exactly the same: no clock does that, so their spread is not known"
+        return no_recommendation(text, effect_pct, power)
     planned = spread * math.sqrt((ratios.size - 1) / stats.chi2.ppf(0.2, ratios.size - 1))
     pairs = _smallest(math.log1p(effect_pct / 100), planned, power)
     note = _note(pairs, int(ratios.size), spread, effect_pct, power)
     return Recommendation(pairs, 100 * spread, 100 * planned, effect_pct, power, note)
+
+
+def no_recommendation(note: str, effect_pct: float = 3.0, power: float = 0.8) -> Recommendation:
+    """None can be given; `note` says why."""
+    return Recommendation(None, None, None, effect_pct, power, note)
 
 
 def _note(pairs: int | None, seen: int, spread: float, effect_pct: float, power: float) -> str:

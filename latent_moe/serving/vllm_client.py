@@ -1,16 +1,18 @@
 """vLLM's own benchmark client, called from Python: the `vllm` console script of the CPU wheel does not start.
 
 `python -m latent_moe.serving.vllm_client ARGUMENTS` is `vllm bench serve ARGUMENTS`. With `--jobs FILE` it takes
-several such argument lists from a JSON file, waits for FILE.go, runs one after another in this one process (its imports
-take longer than a short run) and writes FILE.done.N after the N-th.
+several such argument lists as JSON from LATENT_MOE_CLIENT_JOBS, waits for FILE.go, runs one after another in this one
+process (its imports take longer than a short run) and writes FILE.doneN after the N-th.
 """
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
+JOBS_VARIABLE = "LATENT_MOE_CLIENT_JOBS"
 _POLL_S = 0.1
 
 
@@ -23,7 +25,7 @@ def main(arguments: list[str]) -> int:
     prepare()
     while not plan.with_suffix(".go").exists():
         time.sleep(_POLL_S)
-    for index, job in enumerate(json.loads(plan.read_text(encoding="utf-8"))):
+    for index, job in enumerate(json.loads(os.environ[JOBS_VARIABLE])):
         run_client(job)
         plan.with_suffix(f".done{index}").touch()
     return 0

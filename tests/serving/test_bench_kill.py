@@ -5,33 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import MARK, survivors, wait_gone
 
 from latent_moe.serving.server import Guarded, Server, ServerError, free_port
-
-MARK = "LATENT_MOE_TEST_MARK"
-
-
-def survivors(mark: str) -> list[str]:
-    """Command lines of the processes whose environment carries the mark."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
-def wait_gone(mark: str, seconds: float = 40) -> list[str]:
-    deadline = time.monotonic() + seconds
-    while survivors(mark) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return survivors(mark)
-
 
 FAMILY = "import subprocess,sys,time; subprocess.Popen(['sleep','600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
 PARENT = f"""

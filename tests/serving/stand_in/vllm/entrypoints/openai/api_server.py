@@ -1,0 +1,66 @@
+"""An HTTP server with vLLM's routes; like a careless one it prints its whole environment and command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FAULT = os.environ.get("STAND_IN_FAULT", "")
+WORKER = "import os, time; os.setsid(); time.sleep(600)"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        bodies = {"/health": "", "/version": json.dumps({"version": "0.32.0"}), "/metrics": ""}
+        self.answer(200 if self.path in bodies else 404, bodies.get(self.path, ""))
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if FAULT == "under load" and not asked.get("logprobs"):
+            print("RuntimeError: HIP out of memory", flush=True)
+            os._exit(9)
+        time.sleep(0.01 + 0.02 * (asked["seed"] % 7) if "seed" in asked else 0)
+        tokens = asked["max_tokens"]
+        logprobs = {"tokens": ["w7"] * tokens, "token_logprobs": [-0.5] * tokens, "top_logprobs": None}
+        self.answer(200, json.dumps({"choices": [{"token_ids": [7] * tokens, "logprobs": logprobs}]}))
+
+    def answer(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def main(arguments):
+    print("arguments:", *arguments)
+    print("environment:", json.dumps(dict(os.environ)), flush=True)
+    if FAULT != "no plugin":
+        print("latent_moe: tail", os.environ.get("LATENT_MOE_TAIL"), "ran the up-projection GEMM M=T N=8 K=4")
+    if FAULT == "loading":
+        print("loading weights")
+        print("ValueError: no such file: model-00001.safetensors", flush=True)
+        raise SystemExit(3)
+    # A worker that leaves the server's session, as careless code does.
+    subprocess.Popen([sys.executable, "-c", WORKER])
+    port = int(arguments[arguments.index("--port") + 1]) if "--port" in arguments else 8000
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+
+    def leave(*_):
+        time.sleep(float(os.environ.get("STAND_IN_LEAVES_AFTER_S", "0")))
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    server.serve_forever(poll_interval=0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
