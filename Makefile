@@ -16,8 +16,11 @@ tour: setup
 test: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not browser and not gpu and not rocm" $(TESTS)
 
+# The address that it prints opens notebook 01 too: on a machine without a browser that is the only way in.
+# In a container one is often root, which Jupyter refuses unless told.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 lab: setup
-	@$(BIN)/jupyter lab notebooks/01_latent_moe.ipynb $(LAB)
+	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/01_latent_moe.ipynb $(AS_ROOT) $(LAB)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """A headless Chromium, as Debian packages it, and a whole report of six notebooks to look at."""
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,22 +9,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 from latent_moe.profiles import profile_path
 from latent_moe.tour import run_tour
 
-KEEPER = Path(__file__).with_name("keeper.py")
 AXE = "axe-core@4.14.1"
-FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1280,900",
-)
 # What takes vLLM minutes has tests of its own: here notebook 05 reads a recording.
 SHORTER = {
     "02_sharded_up_projection": ("ask_vllm = True", "ask_vllm = False"),
@@ -36,20 +25,12 @@ SHORTER = {
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """One Chromium for all tests, 1280 px wide; it ends with this process whatever ends that."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not (chromium and driver):
+    pytest.importorskip("selenium")
+    import chromium
+
+    if chromium.missing():
         pytest.skip("chromium and chromium-driver are not installed")
-    kept = tmp_path_factory.mktemp("driver") / "chromedriver"
-    # Selenium holds the driver's standard input open: that is what the keeper waits on.
-    kept.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(KEEPER), driver])} "$@"\n')
-    kept.chmod(0o755)
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(kept)))
+    chrome = chromium.start(tmp_path_factory.mktemp("driver"))
     yield chrome
     chrome.quit()
 

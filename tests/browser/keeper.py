@@ -44,12 +44,14 @@ def _wait_for_the_end_of_input(child):
 
 
 def _end_all():
-    """Kill what is left below, again until nothing is: a process may start another while it is being ended."""
-    while left := psutil.Process().children(recursive=True):
+    """Kill what is left below, more than once: a process may start another while it is being ended."""
+    for _ in range(20):
+        left = psutil.Process().children(recursive=True)
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(left, timeout=GRACE_S)
+        if not psutil.wait_procs(left, timeout=GRACE_S)[1] and not psutil.Process().children():
+            return
 
 
 def _end_with_parent():

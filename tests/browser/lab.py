@@ -1,16 +1,17 @@
 """A real JupyterLab on a free loopback port, and what a test asks of the page that it serves."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.error import URLError
 
 TOKEN = "latent-moe-test"
+KEEPER = str(Path(__file__).with_name("keeper.py"))
 RUN_ALL = """
 const done = arguments[arguments.length - 1];
 window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => done('ran'), e => done(String(e)));
@@ -28,30 +29,53 @@ return {status: session && session.kernel ? session.kernel.status : 'none',
 
 @contextmanager
 def jupyterlab(root, settings):
-    """JupyterLab serving `root`; yields its address. Its process group is ended whatever happens."""
-    port = _free_port()
+    """JupyterLab serving `root`; yields its address. It ends, with its kernels, when the block or this process ends."""
+    port = free_port()
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
     command += [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={root}"]
     command += [f"--IdentityProvider.token={TOKEN}", "--LabApp.expose_app_in_browser=True"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    with kept(command, settings, root) as log:
+        _wait_until_it_answers(f"http://127.0.0.1:{port}", log)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def kept(command, settings, folder):
+    """Run a JupyterLab command below a keeper, in `folder`, with its files in `settings`; yields its log's path."""
+    quiet = ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     folders = {f"JUPYTER_{name}_DIR": str(settings / name) for name in ("CONFIG", "RUNTIME", "DATA")}
     folders |= {"JUPYTERLAB_WORKSPACES_DIR": str(settings / "ws"), "IPYTHONDIR": str(settings / "ipython")}
-    folders |= {"JUPYTERLAB_SETTINGS_DIR": str(settings / "lab")}
-    with (settings / "jupyterlab.log").open("w") as log:
-        server = subprocess.Popen(
-            command, env=os.environ | folders, stdout=log, stderr=log, start_new_session=True
+    folders |= {"JUPYTERLAB_SETTINGS_DIR": str(settings / "lab"), "HOME": str(settings)}
+    path = settings / "jupyterlab.log"
+    with path.open("w") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, KEEPER, *command, *quiet],
+            env=os.environ | folders,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
         )
         try:
-            _wait_until_it_answers(server, f"http://127.0.0.1:{port}", settings / "jupyterlab.log")
-            yield f"http://127.0.0.1:{port}"
+            yield path
         finally:
-            _end(server)
+            keeper.stdin.close()
+            keeper.wait(30)
 
 
 def open_notebook(browser, address, path):
     """Open a notebook and wait until its kernel is idle."""
     browser.get(f"{address}/lab/tree/{path}?token={TOKEN}&reset")
-    wait_for(lambda: (state(browser) or {}).get("status") == "idle", 60, "an idle kernel")
+    wait_for_kernel(browser)
+
+
+def wait_for_kernel(browser):
+    """Wait until the open notebook's kernel is idle."""
+    wait_for(
+        lambda: (state(browser) or {}).get("status") == "idle",
+        60,
+        lambda: f"an idle kernel: {state(browser)}",
+    )
 
 
 def run_all(browser):
@@ -68,41 +92,32 @@ def state(browser):
 
 
 def wait_for(condition, seconds, what):
-    """Ask until it holds; fails naming `what` after `seconds`."""
+    """Ask until it holds; fails naming `what` (a text, or a function that gives one) after `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
             return found
         time.sleep(0.5)
-    raise AssertionError(f"waited {seconds} s for {what}")
+    raise AssertionError(f"waited {seconds} s for {what() if callable(what) else what}")
 
 
 def _finished(seen):
     return seen["status"] == "idle" and seen["cells"][-1]["count"] is not None
 
 
-def _wait_until_it_answers(server, address, log):
+def _wait_until_it_answers(address, log):
     def answers():
-        assert server.poll() is None, log.read_text()[-2000:]
+        assert "stopping" not in log.read_text(), log.read_text()[-2000:]
         try:
             return urllib.request.urlopen(f"{address}/api", timeout=5).status == 200
         except (URLError, OSError):
             return False
 
-    wait_for(answers, 60, "JupyterLab")
+    wait_for(answers, 60, f"JupyterLab ({log})")
 
 
-def _free_port():
+def free_port():
+    """A port of 127.0.0.1 that nothing listens on."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def _end(server):
-    # Asked first: the server ends its kernels, which are groups of their own, only on a clean end.
-    server.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(20)
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait(20)
