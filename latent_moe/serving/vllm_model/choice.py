@@ -66,17 +66,21 @@ class TailChoice:
         """Whether the whole up-projection is needed on every rank (`auto` may pick such a tail at some T)."""
         return self.usable and (self.asked == AUTO or TAILS[self.asked].rows == "all")
 
-    def announce(self) -> None:
-        """One line in the log for all layers that were decided alike."""
-        if self.usable:
-            _say_once(
-                self.tp_size, f"latent_moe: tail {self.asked} for the latent MoE layers, tp {self.tp_size}"
-            )
+    def announce(self, weight: UpProjectionWeight | None) -> None:
+        """One line in the log for all layers that were decided alike, said while the model is built: a compiled model
+        cannot log what it runs."""
+        if weight is None or not self.usable:
+            text = f"tail {self.asked} refused, layers end as vLLM ends them: {self.reason}"
         else:
-            _say_once(
-                self.tp_size,
-                f"latent_moe: tail {self.asked} refused, layers end as vLLM ends them: {self.reason}",
-            )
+            text = f"tail {self.asked} for the latent MoE layers, tp {self.tp_size}{self._gemm(weight)}"
+        _say_once(self.tp_size, f"latent_moe: {text}")
+
+    def _gemm(self, weight: UpProjectionWeight) -> str:
+        """The up-projection GEMM's fixed sizes, where one tail is sure."""
+        if self.asked == AUTO:
+            return ""
+        rows = weight.hidden_size // (1 if TAILS[self.asked].rows == "all" else self.tp_size)
+        return f", up-projection GEMM N={rows} K={weight.latent_size}"
 
     def run(self, routed, shared, weight: UpProjectionWeight, norm, ranks) -> torch.Tensor:
         """routed [T, L], shared [T, H], partial sums -> [T, H] on every rank."""

@@ -47,7 +47,7 @@ class TailRunner(MoERunner):
         self._up_weight = _up_weight(transform, self._ranks)
         self._norm = Norm(transform.norm) if getattr(transform, "norm", None) is not None else None
         self._choice = TailChoice.of_layer(asked_tail(), self, self._up_weight, self._ranks)
-        self._choice.announce()
+        self._choice.announce(self._up_weight)
         self._check_fallback()
         if self._up_weight is not None:
             keep_after_loading(transform.up_proj, self._up_weight, self._choice.needs_all_rows)
