@@ -8,6 +8,9 @@ def readable(body: str) -> str:
     that the keyboard reaches.
     """
     soup = BeautifulSoup(body, "html.parser")
+    for style in soup.find_all("style", attrs={"scoped": True}):
+        # pandas' own: no browser scopes it, and it sets heads to the other side than their columns.
+        style.decompose()
     for table in soup.find_all("table"):
         _in_a_scrolling_place(soup, table)
         _name_header_cells(table)

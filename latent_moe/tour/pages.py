@@ -57,10 +57,18 @@ def _exported(notebook: nbformat.NotebookNode, **options) -> str:
 def _drawable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """A copy whose figures are HTML and whose widgets are a note."""
     shown = copy.deepcopy(notebook)
-    for cell in shown.cells:
-        if cell.cell_type == "code":
-            cell.outputs = [_output(output) for output in cell.outputs if _worth_showing(output)]
+    cells = [cell for cell in shown.cells if cell.cell_type == "code"]
+    before = None
+    for cell in cells:
+        # Under a slider stands the figure of its defaults, which the cell before it has mostly drawn already.
+        wanted = [one for one in cell.outputs if _worth_showing(one) and _figure(one) != (before or {})]
+        before = next((_figure(one) for one in reversed(cell.outputs) if _figure(one)), before)
+        cell.outputs = [_output(output) for output in wanted]
     return shown
+
+
+def _figure(output) -> dict | None:
+    return output.get("data", {}).get(PLOTLY)
 
 
 def _worth_showing(output) -> bool:

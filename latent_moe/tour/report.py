@@ -81,7 +81,7 @@ def _list(done: list[Executed]) -> str:
 
 def _servers(arms: dict[str, Any]) -> str:
     if not arms:
-        return "<p>No server ran in this tour: what notebook 05 shows is recorded elsewhere and says so.</p>"
+        return ""
     rows = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(", ".join(arm["results"]))}</td>'
         f"<td>{html.escape(arm['log_line'] or 'no line names the tail')}</td></tr>"

@@ -22,9 +22,12 @@ SHORTER = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """One Chromium for all tests, 1280 px wide; it ends with this process whatever ends that."""
+    """A Chromium for a file's tests, 1280 px wide; it ends with this process whatever ends that.
+
+    Not one for all: Tab may leave the focus outside the page, and JupyterLab has no current notebook without it.
+    """
     pytest.importorskip("selenium")
     import chromium
 

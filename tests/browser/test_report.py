@@ -42,6 +42,11 @@ def test_no_error_and_no_network(page):
 def test_fits_1280_px(page):
     assert page.execute_script("return window.innerWidth") == 1280
     assert page.execute_script("return document.documentElement.scrollWidth") <= 1280
+    # The table that people come for is seen whole, not scrolled inside itself.
+    assert page.execute_script(
+        "return [...document.querySelectorAll('.beside')].every(t => "
+        "t.parentElement.scrollWidth <= t.parentElement.clientWidth)"
+    )
 
 
 def test_contrast_is_aa(page):

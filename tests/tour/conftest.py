@@ -11,6 +11,11 @@ ODD = '03_odd "name" & <b> #1 50%?'
 FIGURE = """from latent_moe.plots.theme import finish
 import plotly.graph_objects as go
 finish(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], name="</script> & one")), "A line", "synthetic", "step", "time, us")"""
+SLIDER = """import ipywidgets as widgets
+from plotly.graph_objects import Figure, Scatter
+draw = [lambda n: Figure(Scatter(y=[n, 2]), layout={"title": f"n = {n}, the default of a slider"})][0]
+draw(1)"""
+INTERACT = "widgets.interact(draw, n=widgets.IntSlider(min=1, max=3, value=1));"
 MARKDOWN = """from IPython.display import Markdown
 Markdown("| tail | us |\\n|---|---|\\n| replicated | **27.4** |")"""
 
@@ -35,8 +40,9 @@ def tour(tmp_path_factory):
         _tagged("print('said on stdout')"),
         new_code_cell("'untagged'"),
     ]
+    sliders = [new_code_cell(SLIDER), new_code_cell(INTERACT)]
     notebooks = {
-        "01_fine": [new_markdown_cell("# One\n\n| a | b |\n|---|---|\n| 1 | 2 |"), *shown],
+        "01_fine": [new_markdown_cell("# One\n\n| a | b |\n|---|---|\n| 1 | 2 |"), *shown, *sliders],
         "02_breaks": [
             _tagged("'before the fault'"),
             new_code_cell("raise ValueError('broken & <i>on purpose</i>')"),

@@ -88,3 +88,9 @@ def test_summary_json(tour):
     assert summary["arms"] == {}
     assert {"kind", "device_name", "torch_version", "vllm_version"} <= summary["platform"].keys()
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]", summary["date"])
+
+
+def test_a_figure_that_a_slider_repeats_is_shown_once(soups):
+    page = soups["01_fine.html"]
+    assert len(page.find_all("figure")) == 2
+    assert len(page.find_all(class_="slider-note")) == 1
