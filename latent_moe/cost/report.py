@@ -101,7 +101,7 @@ def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.
 
 def _source(given: Mapping[str, Any]) -> str:
     if given.get("anchor") is not None:
-        return f"the pair of rows at concurrency {given['anchor']}"
+        return f"pair of rows at concurrency {given['anchor']}"
     return f"recording {given['tails']}" if given.get("tails") else "cost model"
 
 

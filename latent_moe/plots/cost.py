@@ -13,7 +13,7 @@ from latent_moe.cost import hardware as machines
 from latent_moe.cost.hardware import Hardware
 from latent_moe.cost.predict import Predicted
 from latent_moe.cost.tail import TAIL_NAMES, crossover_map, tail_cost
-from latent_moe.plots.theme import COLOURS, finish
+from latent_moe.plots.theme import COLOURS, INK, finish
 
 METRIC_NAMES = {
     "total_tok_per_s": "total throughput",
@@ -22,7 +22,8 @@ METRIC_NAMES = {
 }
 
 
-def _machine(hardware: Hardware | str, link_gb_per_s: float | None) -> Hardware:
+def machine_of(hardware: Hardware | str, link_gb_per_s: float | None = None) -> Hardware:
+    """A machine by name or as it is, with another link bandwidth where one is given. Raises InputError as hardware.get does."""
     machine = machines.get(hardware) if isinstance(hardware, str) else hardware
     return machine.replace(link_gb_per_s=link_gb_per_s) if link_gb_per_s else machine
 
@@ -35,7 +36,7 @@ def tail_terms(
     config: LatentMoEConfig = KIMI_K3,
 ) -> go.Figure:
     """Stacked bars: the terms of every tail at one T and tp; what is hidden under another term is not in the bar."""
-    machine = _machine(hardware, link_gb_per_s)
+    machine = machine_of(hardware, link_gb_per_s)
     costs = [tail_cost(tail, tokens, tp, machine, config) for tail in TAIL_NAMES]
     names = list(dict.fromkeys(term.name for cost in costs for term in cost.terms))
     bars = [
@@ -67,7 +68,7 @@ def crossovers(
     config: LatentMoEConfig = KIMI_K3,
 ) -> go.Figure:
     """A map of T (powers of two up to 2 ** largest) against tp, coloured by the cheapest tail."""
-    machine = _machine(hardware, link_gb_per_s)
+    machine = machine_of(hardware, link_gb_per_s)
     tokens = [2**power for power in range(largest + 1)]
     best = crossover_map(tokens, tps, machine, config)
     steps = len(TAIL_NAMES)
@@ -87,7 +88,9 @@ def crossovers(
         colorbar={"tickvals": list(range(steps)), "ticktext": list(TAIL_NAMES)},
     )
     caption = f"modelled, {machine.name}, link {machine.link_gb_per_s:g} GB/s each direction"
-    return finish(go.Figure(heat), "The cheapest tail", caption, "T, tokens in the step", "tp, ranks")
+    figure = finish(go.Figure(heat), "The cheapest tail", caption, "T, tokens in the step", "tp, ranks")
+    # Powers of two as places of equal width.
+    return figure.update_xaxes(type="category").update_yaxes(type="category")
 
 
 def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_tok_per_s") -> go.Figure:
@@ -97,10 +100,10 @@ def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_
     """
     rows = answer["rows"]
     x = [str(row["concurrency"]) for row in rows]
-    spread = [row["uncertainty_pp"].get(metric) or 0 for row in rows]
+    spread = [row["uncertainty_pp"].get(metric) for row in rows]
     predicted = [row["delta_pct"][metric] for row in rows]
     bars = [go.Bar(name="predicted (modelled)", x=x, y=predicted, marker_color=COLOURS[0])]
-    bars[0].error_y = {"type": "data", "array": spread, "color": "#2b2b2b"}
+    bars[0].error_y = _whiskers(spread)
     known = [(row["published_delta_pct"] or {}).get(metric) for row in rows]
     bars.append(
         go.Bar(name="published", x=x, y=known, marker={"color": COLOURS[1], "pattern": {"shape": "/"}})
@@ -108,18 +111,26 @@ def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_
     error = answer["mae_pp"][metric]
     said = "no published rows" if error is None else f"mean absolute error {error:.2f} points"
     title = f"Change of {METRIC_NAMES.get(metric, metric)}: predicted against published"
-    caption = f"savings from the {answer['savings_from']}, {answer['hardware']}; {said}"
-    return finish(go.Figure(bars), title, caption, "concurrency", "change, %")
+    source = f"savings from the {answer['savings_from']}"
+    caption = f"modelled ({answer['hardware']}, {source}) beside published; {said}"
+    figure = finish(go.Figure(bars), title, caption, "concurrency", "change, %")
+    return figure.update_xaxes(type="category")
+
+
+def _whiskers(spread: Sequence[float | None]) -> dict[str, Any] | None:
+    """Whiskers where an error is known; none at all where nothing says one."""
+    known = any(value is not None for value in spread)
+    return {"type": "data", "array": list(spread), "color": INK} if known else None
 
 
 def expected_gain(predicted: Predicted, source: str) -> go.Figure:
     """One traffic pattern: the change of each metric with its uncertainty. `source` says whose machine it is."""
     names = list(METRIC_NAMES)
-    spread = [predicted.uncertainty_pp.get(name) or 0 for name in names]
+    spread = [predicted.uncertainty_pp.get(name) for name in names]
     bar = go.Bar(
         x=[METRIC_NAMES[name] for name in names],
         y=[predicted.delta_pct[name] for name in names],
-        error_y={"type": "data", "array": spread, "color": "#2b2b2b"},
+        error_y=_whiskers(spread),
         marker_color=COLOURS[0],
     )
     row = predicted.row
