@@ -19,4 +19,7 @@ def drain(facts: pd.DataFrame, kind: str, device: str = "") -> go.Figure:
         for (arm, rows), shade, shape in zip(arms, (BASELINE, CANDIDATE), ("", "/"), strict=False)
     ]
     said = caption(kind, device, note="1 - request rate x request time / concurrency")
-    return finish(go.Figure(bars), "Little's law: the drain", said, "concurrency", "short of it, %")
+    figure = finish(
+        go.Figure(bars), "Little's law: the drain", said, "concurrency", "short of the concurrency, %"
+    )
+    return figure.update_xaxes(type="category")

@@ -30,9 +30,12 @@ def deltas(frame: Any, metrics: tuple[str, ...] = SHOWN) -> go.Figure:
                 },
             )
         )
-    figure = finish(go.Figure(lines), "Change of the candidate", _said(frame), "concurrency", "change, %")
+    title = f"Change: {frame.iloc[0]['candidate_arm']} against {frame.iloc[0]['baseline_arm']}"
+    axis = "concurrency, requests in flight"
+    figure = finish(go.Figure(lines), title, _said(frame, _intervals(frame)), axis, "change, %")
     figure.add_hline(y=0, line_color=INK, line_width=1)
-    return figure.update_xaxes(tickvals=list(range(len(cells))), ticktext=[f"{c:g}" for c in cells])
+    places = {"tickvals": list(range(len(cells))), "ticktext": [f"{c:g}" for c in cells]}
+    return figure.update_xaxes(zeroline=False, **places)
 
 
 def both_arms(frame: Any, metric: str = "mean_ttft_ms") -> go.Figure:
@@ -50,19 +53,28 @@ def both_arms(frame: Any, metric: str = "mean_ttft_ms") -> go.Figure:
         )
         for side, shade, mark in (("baseline", BASELINE, "circle"), ("candidate", CANDIDATE, "square"))
     ]
+    title = f"{metric} of both arms"
     figure = finish(
-        go.Figure(lines), first["label"], _said(frame), "concurrency", f"{metric}, {first['unit']}"
+        go.Figure(lines), title, _said(frame, _means(rows)), "concurrency, requests in flight", first["label"]
     )
-    return figure.update_xaxes(type="log", dtick="D2")
+    cells = rows["concurrency"].tolist()
+    figure.update_xaxes(type="log", tickvals=cells, ticktext=[f"{c:g}" for c in cells])
+    return figure.update_yaxes(rangemode="tozero")
 
 
-def _said(frame: Any) -> str:
+def _intervals(frame: Any) -> str:
+    known = frame["ci95_low_pct"].notna().any()
+    return "bars: 95 % intervals from paired runs" if known else "one value an arm: no interval"
+
+
+def _means(frame: Any) -> str:
+    pairs = int(frame["pairs"].max() or 0)
+    return f"geometric means over {pairs} pairs" if pairs > 1 else "one value an arm"
+
+
+def _said(frame: Any, note: str) -> str:
     first = frame.iloc[0]
-    has_interval = frame["ci95_low_pct"].notna().any()
-    note = "bars: 95 % intervals from paired runs" if has_interval else "one value an arm: no interval"
     # Numbers of several kinds are named one after another.
-    return (
-        f"{first['kind']}, {first['device']}; {note}"
-        if "," in first["kind"]
-        else caption(first["kind"], first["device"], note=note)
-    )
+    if "," in first["kind"]:
+        return f"{first['kind']}, {first['device']}; {note}"
+    return caption(first["kind"], first["device"], note=note)
