@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from traitlets.config import Config
 
 _COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -46,29 +47,46 @@ class Executed:
 def execute(path: Path, folder: Path, timeout_s: float = 480) -> Executed:
     """Run the notebook at `path` with `folder` as its working directory; the file itself is not touched."""
     notebook = nbformat.read(path, as_version=4)
-    started, error = time.monotonic(), None
-    client = _NoWidgets(
-        notebook,
-        # With this name jupyter_client starts this very interpreter, whatever kernels are installed besides.
-        kernel_name="python3",
-        timeout=timeout_s,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    try:
-        client.execute()
-    except CellExecutionError as failure:
-        error = _COLOUR_CODES.sub("", f"{failure.ename}: {failure.evalue}")[:500]
-    except CellTimeoutError:
-        error = f"a cell took longer than {timeout_s:g} s"
-    except DeadKernelError:
-        error = "the kernel died"
-    except Exception as failure:
-        # Whatever goes wrong in the machinery is this notebook's failure, never the end of the tour.
-        traceback.print_exc()
-        error = f"{type(failure).__name__}: {failure}"[:500]
+    started = time.monotonic()
+    with _private_sockets() as config:
+        client = _NoWidgets(
+            notebook,
+            # With this name jupyter_client starts this very interpreter, whatever kernels are installed besides.
+            kernel_name="python3",
+            timeout=timeout_s,
+            resources={"metadata": {"path": str(folder)}},
+            config=config,
+        )
+        error = _failure(client, timeout_s)
     # The state of widgets would need a server's scripts to draw: the report shows the static figures.
     notebook.metadata.pop("widgets", None)
     return Executed(path.stem, notebook, round(time.monotonic() - started, 1), error)
+
+
+@contextmanager
+def _private_sockets() -> Iterator[Config]:
+    """Kernels answer in a folder of this user: no port that another takes first, nothing for others to listen to."""
+    with TemporaryDirectory(prefix="latent_moe_") as folder:
+        # A socket's path has 107 characters at most: below a very long TMPDIR the ports of this machine serve.
+        short = len(folder) < 80
+        yield Config({"ConnectionFileMixin": {"transport": "ipc", "ip": f"{folder}/kernel"}} if short else {})
+
+
+def _failure(client: NotebookClient, timeout_s: float) -> str | None:
+    """Run every cell; what went wrong in one line, None when nothing did."""
+    try:
+        client.execute()
+    except CellExecutionError as failure:
+        return _COLOUR_CODES.sub("", f"{failure.ename}: {failure.evalue}")[:500]
+    except CellTimeoutError:
+        return f"a cell took longer than {timeout_s:g} s"
+    except DeadKernelError:
+        return "the kernel died"
+    except Exception as failure:
+        # Whatever goes wrong in the machinery is this notebook's failure, never the end of the tour.
+        traceback.print_exc()
+        return f"{type(failure).__name__}: {failure}"[:500]
+    return None
 
 
 @contextmanager
