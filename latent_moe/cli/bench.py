@@ -30,8 +30,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Dispatch on --dry-run and --profile; 0 when everything was measured."""
     from latent_moe.cli.output import emit
+    from latent_moe.errors import InputError
     from latent_moe.serving.recipe import load_recipe
 
+    if args.profile is not None and (args.resume or args.pairs is not None or args.dry_run):
+        raise InputError("--profile is one short run: it takes no --resume, --pairs or --dry-run")
     recipe = load_recipe(args.recipe)
     if args.dry_run:
         from latent_moe.serving.dry_run import commands, text
@@ -39,31 +42,48 @@ def run(args: Namespace) -> int:
         listed = commands(recipe)
         emit(args, {"recipe": recipe.name, "commands": listed}, text(recipe, listed))
         return 0
-    with _terminate_as_interrupt():
-        return _measure(args, recipe)
+    with _terminate_as_interrupt(), _last_lines_of_the_log():
+        return _profile(args, recipe) if args.profile is not None else _measure(args, recipe)
 
 
 def _measure(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
-    from latent_moe.errors import LatentMoEError
     from latent_moe.serving import bench
     from latent_moe.serving.progress import shown
 
-    try:
-        with shown() as notify:
-            if args.profile is not None:
-                from latent_moe.serving.trace_run import trace
+    with shown() as notify:
+        out = bench.run(recipe, args.out, resume=args.resume, pairs=args.pairs, notify=notify)
+    files = sorted(str(path.relative_to(out)) for path in Path(out).glob("runs/*.json"))
+    emit(args, {"recipe": recipe.name, "runs": files, "out": str(out)}, f"{out}: {len(files)} runs")
+    return 0
 
-                out = trace(recipe, args.profile or recipe.role_of("candidate"), args.out, notify)
-            else:
-                out = bench.run(recipe, args.out, resume=args.resume, pairs=args.pairs, notify=notify)
+
+def _profile(args: Namespace, recipe) -> int:
+    from latent_moe.cli.output import emit
+    from latent_moe.serving import trace_run
+    from latent_moe.serving.progress import shown
+
+    arm = args.profile or recipe.role_of("candidate")
+    with shown() as notify:
+        folder = trace_run.trace(recipe, arm, args.out, notify)
+    files = [str(path) for path in trace_run.trace_files(folder)]
+    answer = {"recipe": recipe.name, "arm": arm, "profiler": trace_run.profiler(), "runs": []}
+    text = f"{folder}: {len(files)} trace files; `latent-moe kernels {folder}` reads them, `compare` those of two arms"
+    emit(args, {**answer, "out": str(folder.parent.parent), "traces": files}, text)
+    return 0
+
+
+@contextmanager
+def _last_lines_of_the_log():
+    """What a server or client that failed said last, before the one line that says what failed."""
+    from latent_moe.errors import LatentMoEError
+
+    try:
+        yield
     except LatentMoEError as error:
         if tail := getattr(error, "log_tail", ""):
             print(f"last lines of the log:\n{tail}", file=sys.stderr)
         raise
-    files = sorted(str(path.relative_to(out)) for path in Path(out).glob("runs/*.json"))
-    emit(args, {"recipe": recipe.name, "runs": files, "out": str(out)}, f"{out}: {len(files)} runs")
-    return 0
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """One boot of one arm: server up, client through its concurrencies, answers and accuracy where they are due, server down."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
 
 from latent_moe.serving import answers, commands, plan, records
 from latent_moe.serving.client import Client, ClientError, Job
+from latent_moe.serving.guard import GRACE_S
 from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.progress import Meter
 from latent_moe.serving.recipe import Recipe
@@ -23,6 +25,17 @@ _K3_SHARDED = "up-projecting only this rank's hidden shard"
 _CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
+@dataclass(frozen=True)
+class Tracing:
+    """What a profiler adds to a boot: words before the server's command, variables of it, arguments of the client's
+    measured run (not of its warm-up), and how long the server may take to end (it may be writing its traces)."""
+
+    wrapper: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    client: tuple[str, ...] = ()
+    grace_s: float = GRACE_S
+
+
 class BootRun:
     """Everything that happens between one server's start and its end."""
 
@@ -35,6 +48,8 @@ class BootRun:
         device: str,
         identity: str,
         meter: Meter,
+        tracing: Tracing | None = None,
+        cwd: Path | None = None,
     ):
         self.recipe, self.out, self.boot, self.python, self.meter = recipe, out, boot, python, meter
         self.arm = recipe.arms[boot.arm]
@@ -45,8 +60,8 @@ class BootRun:
         caching = records.prefix_caching([*recipe.server.args, *self.arm.args])
         self.facts = records.BootFacts(boot, identity, None, None, device, caching)
         self.server: Server | None = None
-        self.cwd = out
-        self.wrapper: list[str] = []
+        self.cwd = cwd or out
+        self.tracing = tracing or Tracing()
         self._go = self.folder / "server.go"
 
     def run(self, when_up: Callable[[], None] = lambda: None) -> None:
@@ -86,8 +101,9 @@ class BootRun:
         words = command.all_words
         if self.recipe.server.standby:
             words = commands.on_standby(words, self._go.resolve())
-        words = [*self.wrapper, *words]
-        process = Guarded(words, command.env, self.folder / "server.log", self.secrets, self.cwd)
+        words, env = [*self.tracing.wrapper, *words], {**command.env, **self.tracing.env}
+        log, grace_s = self.folder / "server.log", self.tracing.grace_s
+        process = Guarded(words, env, log, self.secrets, self.cwd, grace_s)
         self.server = Server(self.boot.arm, process, self.port)
 
     @contextmanager
@@ -133,6 +149,7 @@ class BootRun:
         )
         port = None if self.recipe.server.port == commands.DEFAULT_PORT else self.port
         added = commands.saving(self.folder.resolve(), f"{name}.json", seed, port)
+        added += self.tracing.client if prompts is None else ()
         return Job(name, commands.Command(command.words, command.env, added), self.folder / f"{name}.json")
 
     def _measure(self, server: Server, client: Client, index: int, concurrency: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 SECRETS_VARIABLE = "LATENT_MOE_GUARD_SECRETS"
 SEPARATOR = "\x1f"
+GRACE_VARIABLE = "LATENT_MOE_GUARD_GRACE_S"
 GRACE_S = 20.0
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: told.set())
     secrets = [s for s in os.environ.pop(SECRETS_VARIABLE, "").split(SEPARATOR) if s]
+    grace_s = float(os.environ.pop(GRACE_VARIABLE, GRACE_S))
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
         while child.poll() is None and not told.wait(0.1):
             pass
     finally:
-        code = end(child)
+        code = end(child, grace_s)
         copier.join(2.0)
     return code
 
@@ -72,12 +74,12 @@ def copy_log(source, log: str, secrets: list[str]) -> None:
             target.flush()
 
 
-def end(child: subprocess.Popen) -> int:
-    """End the server's group politely, then everything that is left by force; returns the server's exit code."""
+def end(child: subprocess.Popen, grace_s: float) -> int:
+    """End the server's group politely, after `grace_s` what is left by force; returns the server's exit code."""
     signal_group(child.pid, signal.SIGTERM)
     for pid in descendants(os.getpid()):
         signal_one(pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline and descendants(os.getpid()):
         reap(child)
         time.sleep(0.05)

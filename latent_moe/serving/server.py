@@ -42,7 +42,10 @@ def check_port(port: int) -> None:
 
 
 class Guarded:
-    """A command behind a guard: its output in `log`, secrets hidden, ended with everything it started."""
+    """A command behind a guard: its output in `log`, secrets hidden, ended with everything it started.
+
+    What does not end within `grace_s` of being asked to is killed.
+    """
 
     def __init__(
         self,
@@ -51,12 +54,13 @@ class Guarded:
         log: Path,
         secrets: Sequence[str] = (),
         cwd: Path | None = None,
+        grace_s: float = guard.GRACE_S,
     ):
         self.log = log
+        self.grace_s = grace_s
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(hide(" ".join(command), secrets) + "\n", encoding="utf-8")
-        environment = {**os.environ, **env}
-
+        environment = {**os.environ, **env, guard.GRACE_VARIABLE: str(grace_s)}
         environment[guard.SECRETS_VARIABLE] = guard.SEPARATOR.join(secrets)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-S", "-E", guard.__file__, str(log.resolve()), "--", *command],
@@ -86,7 +90,7 @@ class Guarded:
         if self._process.stdin:
             self._process.stdin.close()
         try:
-            self._process.wait(guard.GRACE_S + 15.0)
+            self._process.wait(self.grace_s + 15.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -8,14 +8,17 @@ import msgspec
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.platform import describe
-from latent_moe.serving import bench, plan
-from latent_moe.serving.boot import BootRun
+from latent_moe.serving import bench, plan, records
+from latent_moe.serving.boot import BootRun, Tracing
 from latent_moe.serving.commands import environment, interpreter
 from latent_moe.serving.model_dir import model_config, write_model
 from latent_moe.serving.progress import Meter, Notify
 from latent_moe.serving.recipe import Recipe
+from latent_moe.serving.trace_files import trace_files, without_secrets
 
 _SHORT_OSL = 8
+# rocprofv3 writes when the traced process ends, in that process: gigabytes for a large server.
+ROCPROF_GRACE_S = 300
 
 
 def profiler() -> str:
@@ -24,9 +27,11 @@ def profiler() -> str:
 
 
 def trace(recipe: Recipe, arm: str, out: str | Path | None, notify: Notify) -> Path:
-    """Serve `arm` once at the recipe's first concurrency, with few tokens, traced; returns the folder, whose traces/<arm>/
+    """Serve `arm` once at the recipe's first concurrency, with few tokens, traced; returns the folder traces/<arm>, which
     `latent-moe kernels` and `compare` read. The run's times are those of a profiled server: not for the table.
 
+    vLLM's torch profiler records the measured requests alone; rocprofv3 the server's whole life, its start included. No
+    secret of the recipe is left in a trace (rocprofv3's databases hold the whole environment).
     Raises InputError for an unknown arm, LatentMoEError when no trace was written.
     """
     if arm not in recipe.arms:
@@ -35,55 +40,65 @@ def trace(recipe: Recipe, arm: str, out: str | Path | None, notify: Notify) -> P
         raise InputError(f"{recipe.name} drives no client: nothing to profile")
     folder = Path(out) if out else bench.default_folder(recipe)
     target = (folder / "traces" / arm).resolve()
-    if target.exists() and any(target.iterdir()):
-        raise InputError(f"{target} holds traces already")
-    target.mkdir(parents=True, exist_ok=True)
-    short = shortened(recipe, arm, target)
+    _make_empty(target)
     if recipe.model.preset:
         write_model(folder / recipe.model.preset, model_config(recipe.model.preset, recipe.model.changes))
-    _boot(short, folder, arm, target, notify)
-    found = [path for path in target.rglob("*") if path.is_file()]
-    if not found:
-        raise LatentMoEError(f"the profiler wrote no trace into {target}")
-    return folder
+    try:
+        _boot(shortened(recipe, arm, target), folder, arm, target, notify)
+    finally:
+        without_secrets(target, records.secrets_of(recipe))
+    if not trace_files(target):
+        raise LatentMoEError(f"{profiler()} wrote no trace into {target}")
+    return folder / "traces" / arm
+
+
+def _make_empty(target: Path) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise InputError(f"{target} holds traces already")
+    except OSError as error:
+        raise InputError(f"{target} cannot hold traces ({error.strerror or error})") from error
 
 
 def shortened(recipe: Recipe, arm: str, target: Path) -> Recipe:
-    """The recipe with one arm's one short run, and what the profiler needs."""
+    """The recipe with one arm's one short run, and what vLLM's own profiler needs."""
     client = msgspec.structs.replace(
         recipe.client,
         osl=min(_SHORT_OSL, recipe.client.osl),
         concurrencies=recipe.client.concurrencies[:1],
         prompts_per_concurrency=1,
-        args=[*recipe.client.args, *(["--profile"] if profiler() == "torch" else [])],
     )
-    server = recipe.server
-    if profiler() == "torch":
-        setting = json.dumps(
-            {"profiler": "torch", "torch_profiler_dir": str(target), "torch_profiler_with_stack": False}
-        )
-        server = msgspec.structs.replace(server, args=[*server.args, "--profiler-config", setting])
+    server = msgspec.structs.replace(recipe.server, args=[*recipe.server.args, *_server_arguments(target)])
     arms = {arm: recipe.arms[arm]}
     return msgspec.structs.replace(
         recipe, client=client, server=server, arms=arms, pairs=1, parity=None, accuracy=None
     )
 
 
-def wrapper(target: Path) -> list[str]:
-    """The words before the server's command: rocprofv3's, or none."""
-    if profiler() == "torch":
+def _server_arguments(target: Path) -> list[str]:
+    if profiler() != "torch":
         return []
-    return [
-        "rocprofv3",
-        "--kernel-trace",
-        "--marker-trace",
-        "--output-format",
-        "csv",
-        "json",
-        "-d",
-        str(target),
-        "--",
-    ]
+    setting = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(target),
+        "torch_profiler_with_stack": False,
+        # Shapes name the GEMMs (M, N, K); the front end runs none.
+        "torch_profiler_record_shapes": True,
+        "ignore_frontend": True,
+    }
+    return ["--profiler-config", json.dumps(setting)]
+
+
+def tracing(target: Path) -> Tracing:
+    """What the profiler adds to the server and to the client."""
+    if profiler() == "torch":
+        return Tracing(client=("--profile",))
+    options = ("--kernel-trace", "--marker-trace", "--output-format", "rocpd")
+    where = ("--output-directory", str(target), "--output-file", "%pid%")
+    # vLLM kills its workers after 9 s otherwise, in the middle of what rocprofv3 writes there.
+    env = {"VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": str(ROCPROF_GRACE_S)}
+    return Tracing(wrapper=("rocprofv3", *options, *where, "--"), env=env, grace_s=ROCPROF_GRACE_S)
 
 
 def _boot(recipe: Recipe, folder: Path, arm: str, target: Path, notify: Notify) -> None:
@@ -91,10 +106,10 @@ def _boot(recipe: Recipe, folder: Path, arm: str, target: Path, notify: Notify) 
     python = interpreter(recipe.arms[arm], environment())
     meter = Meter(notify, {"boot": 1, "run": 1})
     run = BootRun(
-        recipe, folder / "traces" / "run", boot, python, "profiled", bench.new_identity(boot), meter
+        *(recipe, folder / "profiled", boot, python, "profiled", bench.new_identity(boot), meter),
+        tracing=tracing(target),
+        cwd=folder,
     )
-    run.wrapper = wrapper(target)
-    run.cwd = folder
     try:
         run.run()
     finally:

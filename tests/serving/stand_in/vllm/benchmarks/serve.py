@@ -18,7 +18,7 @@ def add_cli_args(parser):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--num-prompts", type=int, required=True)
     parser.add_argument("--max-concurrency", type=int, required=True)
-    for name in ("ignore-eos", "save-result", "trust-remote-code"):
+    for name in ("ignore-eos", "save-result", "trust-remote-code", "profile"):
         parser.add_argument(f"--{name}", action="store_true")
 
 

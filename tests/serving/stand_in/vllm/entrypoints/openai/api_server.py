@@ -5,11 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 FAULT = os.environ.get("STAND_IN_FAULT", "")
 WORKER = "import os, time; os.setsid(); time.sleep(600)"
+
+
+def note(call, name=None):
+    """A ROCTX call, where the stand-in for rocprofv3 listens."""
+    if folder := os.environ.get("ROCTX_STAND_IN_LOG"):
+        event = {"call": call, "name": name, "ns": time.monotonic_ns(), "thread": threading.get_native_id()}
+        with open(f"{folder}/{os.getpid()}.jsonl", "a") as file:
+            file.write(json.dumps(event) + "\n")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,9 +63,17 @@ def main(arguments):
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
 
+    leaving = []
+
     def leave(*_):
+        if leaving:
+            return
+        leaving.append(True)
         time.sleep(float(os.environ.get("STAND_IN_LEAVES_AFTER_S", "0")))
+        note("rangePop")
         raise SystemExit(0)
+
+    note("rangePush", "served")
 
     signal.signal(signal.SIGTERM, leave)
     server.serve_forever(poll_interval=0.05)
