@@ -1,4 +1,4 @@
-"""Figures of recordings: where a tail's time goes, calls side by side, GEMM calls by T, a timeline."""
+"""Figures of recordings: where a tail's time goes, calls side by side, GEMM calls by T."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from latent_moe.plots.theme import BASELINE, CANDIDATE, TAIL_COLOURS, caption, colour, finish
 from latent_moe.traces import measure
-from latent_moe.traces.names import KINDS, shorten
+from latent_moe.traces.names import KINDS
 from latent_moe.traces.table import Trace
 
 
@@ -22,9 +22,12 @@ def stacked_kinds(arms: Mapping[str, Trace], device: str, kind: str = "measured"
             name=key,
             x=list(tables),
             y=[table[key].total_ns / 1e6 if key in table else 0 for table in tables.values()],
-            marker={"color": colour(i), "pattern": {"shape": "/" if i >= 8 else ""}},
+            marker={
+                "color": colour(KINDS.index(key)),
+                "pattern": {"shape": "/" if KINDS.index(key) >= 8 else ""},
+            },
         )
-        for i, key in enumerate(present)
+        for key in present
     ]
     figure = go.Figure(bars).update_layout(barmode="stack")
     said = caption(kind, device, note="sum of kernel times over all ranks and steps of the recording")
@@ -85,46 +88,3 @@ def _us(ns: float | None) -> float | None:
 
 def _logarithmic(figure: go.Figure) -> go.Figure:
     return figure.update_yaxes(type="log", dtick="D2")
-
-
-def timeline(trace: Trace, device: str, kind: str, region: str | None = None, limit: int = 400) -> go.Figure:
-    """Kernels as bars in time, a row per agent and queue, coloured by kind; `region` keeps names that contain it."""
-    table = trace.table
-    rows = table[table["start_ns"].notna()]
-    if region is not None:
-        rows = rows[rows["region"].astype("string").str.contains(region, regex=False, na=False)]
-    rows = rows.sort_values("start_ns").head(limit)
-    first = int(rows["start_ns"].min()) if len(rows) else 0
-    figure = go.Figure(
-        [
-            _lane(rows[rows["kind"] == key], key, i, first)
-            for i, key in enumerate(KINDS)
-            if (rows["kind"] == key).any()
-        ]
-    )
-    said = caption(
-        kind, device, note=f"{len(rows)} kernels, a row for each agent and queue; hover for the full name"
-    )
-    return finish(
-        figure.update_layout(barmode="overlay"),
-        f"Timeline of {region or 'the recording'}",
-        said,
-        "us since the first kernel",
-        "agent, queue",
-    )
-
-
-def _lane(rows, kind: str, index: int, first: int) -> go.Bar:
-    names = [str(name) for name in rows["name"]]
-    return go.Bar(
-        name=kind,
-        orientation="h",
-        y=[f"{agent}, {queue}" for agent, queue in zip(rows["agent"], rows["queue"], strict=True)],
-        x=[int(ns) / 1e3 for ns in rows["dur_ns"]],
-        base=[(int(ns) - first) / 1e3 for ns in rows["start_ns"]],
-        marker_color=colour(index),
-        text=[shorten(name) for name in names],
-        textposition="none",
-        customdata=names,
-        hovertemplate="%{text}<br>%{x:.1f} us<br>%{customdata}<extra></extra>",
-    )
