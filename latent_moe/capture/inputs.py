@@ -10,7 +10,7 @@ import torch
 from latent_moe.capture.timing import sets_needed
 from latent_moe.config import LatentMoEConfig
 from latent_moe.parallel import TensorParallel
-from latent_moe.tails import RMSNorm, Tail
+from latent_moe.tails import RMSNorm, Tail, fold_gain
 
 
 @dataclass
@@ -46,13 +46,32 @@ def make_inputs(tail: Tail, config: LatentMoEConfig, tokens: int, tp: TensorPara
     per_set = torch.empty(0, dtype=dtype).element_size() * (rows * latent + tokens * (latent + hidden))
     count = sets_needed(per_set, tp.device.type == "cuda")
     pristine = partials(config, tokens, tp.rank, dtype, tp.device)
-    return Inputs(
+    inputs = Inputs(
         routed=[pristine[0].clone() for _ in range(count)],
         shared=[pristine[1].clone() for _ in range(count)],
         weights=[_weight(config, tail, tp, dtype, seed=index) for index in range(count)],
-        norm=RMSNorm(latent, config.norm_eps, dtype=dtype).to(tp.device) if config.latent_norm else None,
+        norm=_norm(config, dtype, tp.device) if config.latent_norm else None,
         pristine=pristine,
     )
+    if tail.folds_gain and inputs.norm is not None:
+        _fold(inputs.weights, inputs.norm)
+    return inputs
+
+
+def _norm(config: LatentMoEConfig, dtype, device) -> RMSNorm:
+    norm = RMSNorm(config.expert_input_size, config.norm_eps, dtype=dtype).to(device)
+    generator = torch.Generator(device).manual_seed(7)
+    norm.weight.copy_(torch.rand(norm.weight.shape, generator=generator, device=device) + 0.5)
+    return norm
+
+
+def _fold(weights: list[torch.Tensor], norm: RMSNorm) -> None:
+    """Every set's weight with the gain folded in; one norm serves them all."""
+    gain = norm.weight.clone()
+    for weight in weights:
+        norm.weight.copy_(gain)
+        norm.folded = False
+        fold_gain(weight, norm)
 
 
 def _weight(config: LatentMoEConfig, tail: Tail, tp: TensorParallel, dtype, seed: int) -> torch.Tensor:
@@ -68,13 +87,12 @@ def full_weight(config: LatentMoEConfig, device, dtype, seed: int) -> torch.Tens
     return weight.mul_(config.expert_input_size**-0.5).to(dtype)
 
 
-def float64_answer(
-    config: LatentMoEConfig, tokens: int, ranks: list[int], device, dtype, norm
-) -> torch.Tensor:
+def float64_answer(config: LatentMoEConfig, tokens: int, ranks: list[int], device, dtype) -> torch.Tensor:
     """The tail's output [T, H] in float64 from the rounded inputs of `ranks`, for weight set 0."""
     parts = [partials(config, tokens, rank, dtype, device) for rank in ranks]
     latent = sum(routed.double() for routed, _ in parts)  # [T, L]
-    if norm is not None:
+    if config.latent_norm:
+        norm = _norm(config, dtype, device)  # as drawn: not the folded one of a tail
         mean = latent.pow(2).mean(-1, keepdim=True)
         latent = latent * torch.rsqrt(mean + norm.eps) * norm.weight.double()
     weight = full_weight(config, device, dtype, 0).double()

@@ -40,14 +40,15 @@ def why_not(hidden: int, latent: int, dtype: torch.dtype | None = None) -> str |
 def norm_project_accumulate(
     x: torch.Tensor,
     gain: torch.Tensor | None,
-    eps: float,
+    eps: float | None,
     weight: torch.Tensor,
     out: torch.Tensor,
     plan: Plan | None = None,
 ) -> None:
     """out [T, N] += RMSNorm(x [T, K]; gain [K], eps) @ weight [N, K]^T, in place; fp32 sums, same bits every run.
 
-    `out` may be a strided view whose rows are contiguous. gain None: no norm. One workspace is kept per device and
+    `out` may be a strided view whose rows are contiguous. eps None: no norm; gain None: a norm whose gain is folded
+    into the weight (`tails.norm.fold_gain`), the faster form. One workspace is kept per device and
     shape: launches of one shape must follow each other, on one stream or ordered by events, as a model's layers do.
 
     Raises InputError for shapes, strides or dtypes the kernel does not take.
@@ -57,18 +58,26 @@ def norm_project_accumulate(
     if tokens == 0:
         return
     plan = plan or choose(architecture(x.device), tokens, n, k)
+    # A gain still to be multiplied in needs the tiles in registers anyway.
+    gram = plan.form == "gram" and gain is None
     tiles_t, tiles_n = -(-tokens // plan.block_t), -(-n // plan.block_n)
     partials, squares, tickets = _workspace(x.device, tiles_t * tiles_n, plan)
     from latent_moe.kernels.source import fused_up_projection
 
     fused_up_projection[(tiles_n, tiles_t, plan.split)](
         x, x if gain is None else gain, weight, out, partials, squares, tickets,
-        tokens, x.stride(0), weight.stride(0), out.stride(0), eps,
-        N=n, K=k, HAS_NORM=gain is not None,
+        tokens, x.stride(0), weight.stride(0), out.stride(0), 0.0 if eps is None else eps,
+        1.0,
+        N=n, K=k, HAS_NORM=eps is not None, HAS_GAIN=eps is not None and gain is not None,
         BLOCK_T=plan.block_t, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SPLIT=plan.split,
-        WIDE_DOT=interpreted(),
+        SWAP=plan.form == "swapped", GRAM=gram, FINISH=_must_finish(eps, gain, gram), WIDE_DOT=interpreted(),
         num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
+
+
+def _must_finish(eps: float | None, gain: torch.Tensor | None, gram: bool) -> bool:
+    """Whether the tiles of x are read by registers and by NVIDIA's asynchronous product both (see source.py)."""
+    return torch.version.cuda is not None and eps is not None and gain is None and not gram
 
 
 def _check(x, gain, weight, out) -> None:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+SIZES = ("block_t", "block_n", "block_k", "split", "warps", "stages")
 TUNED = Path(__file__).with_name("tuned.csv")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Tile sizes, the number of programs K is split over, and the compiler's options."""
+    """Tile sizes, the number of programs K is split over, the compiler's options, and the form of the products.
+
+    form: "plain", "swapped" (the transposed product) or "gram" (squares by the matrix unit); see source.py.
+    """
 
     block_t: int
     block_n: int
@@ -21,6 +25,7 @@ class Plan:
     split: int
     warps: int
     stages: int
+    form: str = "plain"
 
 
 @cache
@@ -30,7 +35,7 @@ def _tuned() -> dict[tuple[str, int, int, int], Plan]:
     with TUNED.open(newline="", encoding="utf-8") as file:
         return {
             (row["arch"], int(row["n"]), int(row["k"]), int(row["bucket"])): Plan(
-                *(int(row[name]) for name in ("block_t", "block_n", "block_k", "split", "warps", "stages"))
+                **{name: int(row[name]) for name in SIZES}, form=row["form"]
             )
             for row in csv.DictReader(file)
         }

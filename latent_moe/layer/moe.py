@@ -47,8 +47,13 @@ class LatentMoE(nn.Module):
         gate = weights["gate.weight"]
         self.dtype = dtype or gate.dtype
         self.gate = Gate(gate.to(tp.device, self.dtype), weights[BIAS].to(tp.device))
-        rows = (runner_cls or MoERunner).rows_needed(config, tp.size, **(runner_args or {}))
-        self.runner = make_runner(runner_cls, config, tp, self._parts(weights, rows), runner_args)
+        cls, options = runner_cls or MoERunner, runner_args or {}
+        rows = cls.rows_needed(config, tp.size, **options)
+        parts = self._parts(weights, rows)
+        transform: Any = parts["routed_output_transform"]
+        if transform is not None and cls.folds_gain(config, tp.size, **options):
+            transform.fold_gain()
+        self.runner = make_runner(runner_cls, config, tp, parts, runner_args)
 
     def _parts(self, weights, rows: str) -> dict[str, nn.Module | None]:
         config, tp, dtype = self.config, self.tp, self.dtype

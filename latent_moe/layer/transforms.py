@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from latent_moe.parallel import TensorParallel
+from latent_moe.tails import fold_gain
 
 
 class InputTransform(nn.Module):
@@ -31,6 +32,10 @@ class OutputTransform(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)  # [H, L] or [H/tp, L]
         self.norm, self.tp, self.row_sharded = norm, tp, row_sharded
+
+    def fold_gain(self) -> None:
+        """The norm's gain into the columns of W, once; in place."""
+        fold_gain(self.weight.data, self.norm)
 
     def rows(self, which: str) -> torch.Tensor:
         """W [H, L] for "all", W_r [H/tp, L] for "own" (a view when the whole is there).

@@ -72,6 +72,11 @@ class MoERunner(nn.Module):
         """Which rows of the up-projection a rank must hold: "all", or its "own" H/tp."""
         return "all"
 
+    @classmethod
+    def folds_gain(cls, config: LatentMoEConfig, tp_size: int, **runner_args: Any) -> bool:
+        """Whether the latent norm's gain is to be folded into the up-projection when the weights load."""
+        return False
+
     def decide(self, tokens: int, tail: str | None = None) -> Decision:
         """Which tail ends a step of `tokens` tokens."""
         return Decision("replicated", "replicated")

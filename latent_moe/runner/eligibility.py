@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.tails import Tail
+from latent_moe.tails import TAILS, Tail
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,16 @@ def refusal(
         return Refusal("tail_cannot_run", f"{tail.name} does not take {str(dtype).removeprefix('torch.')}")
     own = tail.refuse(config, tp_size, tokens) if tokens is not None else None
     return None if own is None else Refusal("tail_cannot_run", own)
+
+
+def folds_gain(asked: str, config: LatentMoEConfig, tp_size: int) -> bool:
+    """Whether a layer that ends with the tail `asked` ("auto": any) is best loaded with the norm's gain folded into W.
+
+    Only where a tail that gains by it can run: elsewhere the weights stay as they are.
+    """
+    tails = TAILS.values() if asked == "auto" else [TAILS[asked]]
+    # Asked for one token: such a tail's own condition is about the machine and the sizes.
+    return any(tail.folds_gain and refusal(tail, config, tp_size, tokens=1) is None for tail in tails)
 
 
 Rule = tuple[str, Callable[[Layer], bool], Callable[[Layer], str]]

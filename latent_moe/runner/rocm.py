@@ -14,7 +14,7 @@ from latent_moe.errors import InputError
 from latent_moe.platform import describe
 from latent_moe.runner.auto import pick
 from latent_moe.runner.base import Decision, MoERunner
-from latent_moe.runner.eligibility import refusal
+from latent_moe.runner.eligibility import folds_gain, refusal
 from latent_moe.tails import TAILS
 from latent_moe.tails.aiter import check_kernels
 from latent_moe.tails.basic import ACCUMULATE
@@ -57,6 +57,11 @@ class ROCmLatentMoERunner(MoERunner):
         reduced = runner_args.get("output_is_reduced", False)
         refused = refusal(TAILS[tail], config, tp_size, output_is_reduced=reduced)
         return "all" if refused else "own"
+
+    @classmethod
+    def folds_gain(cls, config: LatentMoEConfig, tp_size: int, **runner_args: Any) -> bool:
+        """Where the tail is one that gains by it, or `auto` may pick one: the others work with either form."""
+        return folds_gain(runner_args.get("tail", "column_parallel"), config, tp_size)
 
     def decide(self, tokens: int, tail: str | None = None, dtype: torch.dtype | None = None) -> Decision:
         """Which tail ends a step of `tokens` tokens; `tail` overrides the runner's own choice."""

@@ -13,7 +13,7 @@ import torch
 
 from latent_moe.tails.basic import column_parallel, replicated
 from latent_moe.tails.fused import FUSED_DTYPES, fused, refuse_fused
-from latent_moe.tails.norm import RMSNorm, apply_norm
+from latent_moe.tails.norm import RMSNorm, apply_norm, fold_gain
 from latent_moe.tails.overlap import overlap
 from latent_moe.tails.pipelined import pipelined
 from latent_moe.tails.token_parallel import token_parallel
@@ -30,6 +30,7 @@ __all__ = [
     "Tail",
     "apply_norm",
     "column_parallel",
+    "fold_gain",
     "fused",
     "overlap",
     "pipelined",
@@ -44,7 +45,7 @@ class Tail:
 
     `rows` says which rows of W the function takes: "all" or this rank's "own". `refuse(config, tp_size, tokens)`
     is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None. `dtypes`: those
-    the function takes, None for any.
+    the function takes, None for any. `folds_gain`: the tail is at its best with the norm's gain folded into W.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Tail:
     summary: str
     refuse: Callable[[Any, int, int], str | None] = never_refuses
     dtypes: tuple[torch.dtype, ...] | None = None
+    folds_gain: bool = False
 
     def takes(self, dtype: torch.dtype | None) -> bool:
         """Whether the function takes partials of this dtype; None asks about no dtype in particular."""
@@ -69,6 +71,8 @@ TAILS = {
             "token_parallel", token_parallel, "all", "each rank its tokens: reduce-scatter, end, all-gather"
         ),
         Tail("pipelined", pipelined, "own", "column_parallel in chunks, all-reduces under GEMMs"),
-        Tail("fused", fused, "own", "column_parallel with one Triton launch", refuse_fused, FUSED_DTYPES),
+        Tail(
+            "fused", fused, "own", "column_parallel with one Triton launch", refuse_fused, FUSED_DTYPES, True
+        ),
     )
 }

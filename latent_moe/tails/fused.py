@@ -13,10 +13,13 @@ __all__ = ["FUSED_DTYPES", "fused", "refuse_fused"]
 
 
 def fused(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
-    """l = AR(routed); shared[:, r] += norm(l) W_r^T in one launch; out = AR(shared)."""
+    """l = AR(routed); shared[:, r] += norm(l) W_r^T in one launch; out = AR(shared).
+
+    A norm whose gain is folded into W_r (`fold_gain`) makes the launch faster.
+    """
     latent = tp.all_reduce(routed)  # [T, L]
     own = shared[:, tp.columns(shared.shape[1])]  # [T, H/tp], a view
-    gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    gain, eps = (None, None) if norm is None else (norm.gain, norm.eps)
     norm_project_accumulate(latent, gain, eps, weight, own)
     return tp.all_reduce(shared)  # [T, H]
 

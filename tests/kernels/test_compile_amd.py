@@ -49,7 +49,20 @@ def test_the_kept_table_is_what_compiles_today(rows):
     assert manifest.software["triton"]
     with (folder / "compile.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))
-    tiles = ("arch", "dtype", "bucket", "n", "k", "block_t", "block_n", "block_k", "split", "lds_limit_bytes")
+    tiles = (
+        "arch",
+        "dtype",
+        "bucket",
+        "n",
+        "k",
+        "block_t",
+        "block_n",
+        "block_k",
+        "split",
+        "form",
+        "gain",
+        "lds_limit_bytes",
+    )
     assert [[row[key] for key in tiles] for row in kept] == [
         [str(asdict(row)[key]) for key in tiles] for row in rows
     ]

@@ -13,7 +13,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError
 from latent_moe.platform import Platform, describe
 from latent_moe.runner.auto import pick
-from latent_moe.runner.eligibility import refusal
+from latent_moe.runner.eligibility import folds_gain, refusal
 from latent_moe.serving.vllm_model.weight import UpProjectionWeight
 from latent_moe.tails import TAILS
 
@@ -65,6 +65,11 @@ class TailChoice:
     def needs_all_rows(self) -> bool:
         """Whether the whole up-projection is needed on every rank (`auto` may pick such a tail at some T)."""
         return self.usable and (self.asked == AUTO or TAILS[self.asked].rows == "all")
+
+    @property
+    def folds_gain(self) -> bool:
+        """Whether the norm's gain is to be folded into the up-projection's weight when that is loaded."""
+        return self.usable and self.config is not None and folds_gain(self.asked, self.config, self.tp_size)
 
     def announce(self, weight: UpProjectionWeight | None) -> None:
         """One line in the log for all layers that were decided alike, said while the model is built: a compiled model

@@ -25,10 +25,16 @@ class Norm:
     def __init__(self, module: torch.nn.Module):
         self.module = module
         self.eps: float = module.variance_epsilon
+        self.folded = False
 
     @property
     def weight(self) -> torch.Tensor:
         return self.module.weight
+
+    @property
+    def gain(self) -> torch.Tensor | None:
+        """The weight [L] still to be multiplied in, or None where it is folded into the up-projection."""
+        return None if self.folded else self.weight
 
     def __call__(self, latent: torch.Tensor) -> torch.Tensor:
         return self.module(latent)
@@ -50,7 +56,8 @@ class TailRunner(MoERunner):
         self._choice.announce(self._up_weight)
         self._check_fallback()
         if self._up_weight is not None:
-            keep_after_loading(transform.up_proj, self._up_weight, self._choice.needs_all_rows)
+            fold_from = self._norm if self._choice.folds_gain else None
+            keep_after_loading(transform.up_proj, self._up_weight, self._choice.needs_all_rows, fold_from)
 
     def _check_fallback(self) -> None:
         if self._choice.usable or interface().reduces_before_transform:

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from latent_moe.parallel import TensorParallel
+from latent_moe.tails import fold_gain
 
 logger = logging.getLogger("vllm.latent_moe")
+FOLDED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _gathered_bytes: list[int] = []
 
 
@@ -65,16 +67,21 @@ def _say_gathered(extra_bytes: int) -> None:
     logger.info(text, extra_bytes, total)
 
 
-def keep_after_loading(up_proj: nn.Module, weight: UpProjectionWeight, whole: bool) -> None:
+def keep_after_loading(up_proj: nn.Module, weight: UpProjectionWeight, whole: bool, fold_from=None) -> None:
     """Arrange that `weight` keeps up_proj's tensor when vLLM has loaded it, before vLLM repacks it.
 
     The CPU backend packs linear weights for its own kernel and empties the original: the reference taken here
-    outlives that.
+    outlives that. `fold_from` is the norm whose gain is to be folded into the tensor first; weights that are
+    quantised stay as they are.
     """
     method = up_proj.quant_method
     process = method.process_weights_after_loading
 
     def keep_then_process(layer: nn.Module) -> None:
+        if fold_from is not None and layer.weight.dtype in FOLDED_DTYPES:
+            # Weights may be loaded again, norm and all; a gain that is folded already is one, and harmless.
+            fold_from.folded = False
+            fold_gain(layer.weight.data, fold_from)
         layer.weight.data = weight.keep(layer.weight.data, whole)
         process(layer)
 
