@@ -37,15 +37,18 @@ def _modelled_pct(hardware: str, tp: int, link_gb_per_s: float | None) -> dict[i
     return {t: 100 * (1 - after / before) for t, (before, after) in both.items()}
 
 
-def measured_gain(folder: Path) -> go.Figure:
-    """The same from a recording of `latent-moe tails`: a line each for graph-captured and eager steps."""
-    table = pd.read_csv(folder / "tails.csv")
-    wide = table.pivot_table(index=["mode", "tokens"], columns="tail", values="median_us")
-    saved = 100 * (1 - wide["column_parallel"] / wide["replicated"]).dropna()
-    lines = {f"{mode} steps": saved[mode].to_dict() for mode in saved.index.unique("mode")}
-    tp = "/".join(map(str, sorted(table["tp"].unique())))
-    said = of_manifest(load_manifest(folder), f"tp = {tp}, medians; below 0: sharding loses")
+def measured_gain(folder: Path, series: Mapping[str, str], mode: str = "graph") -> go.Figure:
+    """The same from a recording of `latent-moe tails`: a line for each of `series`, label -> CSV file in the folder."""
+    tables = {label: pd.read_csv(folder / file) for label, file in series.items()}
+    lines = {label: _measured_pct(table[table["mode"] == mode]) for label, table in tables.items()}
+    tp = "/".join(sorted({str(tp) for table in tables.values() for tp in table["tp"]}))
+    said = of_manifest(load_manifest(folder), f"tp = {tp}, {mode}, medians; below 0: sharding loses")
     return _percent_lines(lines, "What sharding saved of a whole tail", said)
+
+
+def _measured_pct(table: pd.DataFrame) -> dict[int, float]:
+    wide = table.pivot_table(index="tokens", columns="tail", values="median_us")
+    return (100 * (1 - wide["column_parallel"] / wide["replicated"])).dropna().to_dict()
 
 
 def _percent_lines(lines: Mapping[str, Mapping[int, float]], title: str, said: str) -> go.Figure:

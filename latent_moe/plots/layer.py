@@ -94,4 +94,4 @@ def against_tokens(
         for i, name in enumerate(names)
     ]
     figure = finish(go.Figure(lines), title, said, "T, tokens in the step", y)
-    return figure.update_xaxes(type="log", dtick="D2").update_yaxes(type="log")
+    return figure.update_xaxes(type="log", dtick="D2").update_yaxes(type="log", dtick="D2")

@@ -38,7 +38,9 @@ def all_steps(steps: Steps, token: int = 0) -> go.Figure:
 
 def owned_columns(changed, width: int) -> go.Figure:
     """Which columns of its shared partial each rank wrote: `changed` [tp, H] of largest changes."""
-    figure = go.Figure(_heat(changed, float(changed.max()) or 1.0, title="largest change"))
+    # A change has no sign: white to the palette's orange, from zero.
+    heat = _heat(changed, _limit(changed), title="largest change")
+    figure = go.Figure(heat.update(zmin=0, colorscale=[(0.0, DIVERGING[1][1]), (1.0, DIVERGING[2][1])]))
     said = caption("measured", "this machine", note=f"{len(changed)} real ranks, H/tp = {width} columns each")
     title = "What each rank added to its shared partial"
     figure = finish(figure, title, said, "column of shared", "rank")
