@@ -22,9 +22,13 @@ const ground = element => {
 };
 // A bar's label lies on the bar, which is its sibling and not above it in the tree.
 const bar = element => element.classList.contains("bartext-inside") && element.closest(".point").querySelector("path");
+// Every colour that a shape shows: its own, or those of the pattern that it is filled with.
 const painted = shape => {
-  const style = getComputedStyle(shape), colour = parse(style.fill);
-  return over([...colour.slice(0, 3), colour[3] * Number(style.fillOpacity)], ground(shape));
+  const pattern = getComputedStyle(shape).fill.match(/^url\("(#.*)"\)/);
+  const parts = pattern ? [...document.querySelectorAll(pattern[1] + " *")] : [shape];
+  const inks = parts.map(part => getComputedStyle(part)).flatMap(style => [style.fill, pattern ? style.stroke : "none"]);
+  const grounds = inks.filter(ink => ink !== "none").map(ink => over(parse(ink), ground(shape)));
+  return pattern ? [...grounds, ground(shape)] : grounds;
 };
 const opacity = element => {
   let all = 1;
@@ -37,13 +41,14 @@ let seen = 0;
 while (texts.nextNode()) {
   const element = texts.currentNode.parentElement, text = texts.currentNode.data.trim();
   if (!text || ["SCRIPT", "STYLE"].includes(element.tagName) || !element.checkVisibility({visibilityProperty: true})) continue;
-  const style = getComputedStyle(element), below = bar(element) ? painted(bar(element)) : ground(element);
+  const style = getComputedStyle(element), grounds = bar(element) ? painted(bar(element)) : [ground(element)];
   const ink = parse(element instanceof SVGElement ? style.fill : style.color);
   ink[3] *= opacity(element) * (element instanceof SVGElement ? Number(style.fillOpacity) : 1);
   if (ink[3] === 0) continue;
   seen += 1;
   const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-  const found = ratio(over(ink, below), below);
+  const ratios = grounds.map(below => ratio(over(ink, below), below)), found = Math.min(...ratios);
+  const below = grounds[ratios.indexOf(found)];
   if (found < (large ? 3 : 4.5)) faults.push({text: text.slice(0, 60), ratio: found.toFixed(2), ink, below, tag: element.tagName});
 }
 return {seen, faults};
