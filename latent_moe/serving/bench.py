@@ -14,7 +14,7 @@ import msgspec
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.serving import plan, records
 from latent_moe.serving.boot import BootRun
-from latent_moe.serving.commands import interpreter
+from latent_moe.serving.commands import check_programs, interpreter
 from latent_moe.serving.model_dir import model_config, write_model
 from latent_moe.serving.progress import Meter, Notify, lines
 from latent_moe.serving.recipe import Recipe, load_recipe
@@ -43,6 +43,7 @@ def run(
             raise InputError(f"pairs must be at least 1, not {pairs}")
         chosen = msgspec.structs.replace(chosen, pairs=pairs)
     pythons = {name: interpreter(arm, os.environ) for name, arm in chosen.arms.items()}
+    check_programs(chosen, pythons)
     folder = _prepare(chosen, Path(out) if out else default_folder(chosen), resume)
     todo = plan.remaining(chosen, folder)
     plan.set_aside(chosen, folder, todo)

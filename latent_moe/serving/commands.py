@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,17 @@ def launcher(recipe: Recipe, python: str | None, module: str, verb: list[str]) -
     if recipe.server.launcher == "module":
         return [python or sys.executable, "-m", module]
     return [str(Path(python).parent / "vllm") if python else "vllm", *verb]
+
+
+def check_programs(recipe: Recipe, pythons: Mapping[str, str | None]) -> None:
+    """Raise InputError for a program that the recipe names and this machine lacks: known now, not after hours."""
+    starts = {name: launcher(recipe, python, SERVER_MODULE, ["serve"])[0] for name, python in pythons.items()}
+    wanted = {f"the server of {name}": word for name, word in starts.items()}
+    if recipe.accuracy:
+        wanted["the accuracy step"] = recipe.accuracy.command[0]
+    for purpose, program in wanted.items():
+        if shutil.which(program) is None:
+            raise InputError(f"{program}, which {purpose} needs, is not on the PATH (or not executable)")
 
 
 def server_command(

@@ -31,13 +31,10 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: told.set())
     secrets = [s for s in os.environ.pop(SECRETS_VARIABLE, "").split(SEPARATOR) if s]
     grace_s = float(os.environ.pop(GRACE_VARIABLE, GRACE_S))
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    try:
+        child = start(command)
+    except OSError as error:
+        return cannot_start(log, command[0], error)
     threading.Thread(target=wait_for_parent, args=(told,), daemon=True).start()
     copier = threading.Thread(target=copy_log, args=(child.stdout, log, secrets), daemon=True)
     copier.start()
@@ -48,6 +45,24 @@ def main(arguments: list[str]) -> int:
         code = end(child, grace_s)
         copier.join(2.0)
     return code
+
+
+def start(command: list[str]) -> subprocess.Popen:
+    """The server, in a session of its own, its output in a pipe."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def cannot_start(log: str, program: str, error: OSError) -> int:
+    """Say in the log that the program is not there (or not executable); returns the shell's exit code for that."""
+    with open(log, "a", encoding="utf-8", errors="replace") as target:
+        target.write(f"{program} could not be started: {error.strerror}\n")
+    return 127
 
 
 def become_subreaper() -> None:

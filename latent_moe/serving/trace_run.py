@@ -10,7 +10,7 @@ from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.platform import describe
 from latent_moe.serving import bench, plan, records
 from latent_moe.serving.boot import BootRun, Tracing
-from latent_moe.serving.commands import environment, interpreter
+from latent_moe.serving.commands import check_programs, environment, interpreter
 from latent_moe.serving.model_dir import model_config, write_model
 from latent_moe.serving.progress import Meter, Notify
 from latent_moe.serving.recipe import Recipe
@@ -104,6 +104,7 @@ def tracing(target: Path) -> Tracing:
 def _boot(recipe: Recipe, folder: Path, arm: str, target: Path, notify: Notify) -> None:
     boot = plan.Boot(arm, 1, 0, False)
     python = interpreter(recipe.arms[arm], environment())
+    check_programs(recipe, {arm: python})
     meter = Meter(notify, {"boot": 1, "run": 1})
     run = BootRun(
         *(recipe, folder / "profiled", boot, python, "profiled", bench.new_identity(boot), meter),

@@ -8,6 +8,8 @@ import pytest
 from bench_driver import bench, one_line, result_files, write_recipe
 from processes import wait_gone
 
+from latent_moe.serving.server import Guarded
+
 CONSOLE = """#!/bin/sh
 case "$1" in
   serve) shift 2; exec {python} -m vllm.entrypoints.openai.api_server "$@" ;;
@@ -84,6 +86,24 @@ def test_a_second_arm_that_dies_leaves_the_first_ones_runs_whole(tmp_path):
     assert "server two died" in one_line(done)
     assert sorted(result_files(tmp_path / "out")) == ["one_pair1_c2.json", "one_pair1_c3.json"]
     assert wait_gone(mark, 5) == []
+
+
+def test_a_program_that_is_not_there_is_known_before_anything_starts(tmp_path):
+    accuracy = write_recipe(tmp_path, more='[accuracy]\ncommand = ["lm_eval_is_not_here"]')
+    done = bench(accuracy, tmp_path / "out", mark="unused")
+    assert done.returncode == 2
+    assert "lm_eval_is_not_here, which the accuracy step needs" in one_line(done)
+    accuracy.write_text(accuracy.read_text().replace("[server]", '[server]\nlauncher = "console"'))
+    done = bench(accuracy, tmp_path / "out", mark="unused", PATH="/usr/bin:/bin")
+    assert done.returncode == 2
+    assert "vllm, which the server of one needs" in one_line(done)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_program_that_cannot_be_started_is_said_in_the_log(tmp_path):
+    process = Guarded(["/nowhere/vllm", "serve"], {}, tmp_path / "server.log")
+    assert process.wait(20) == 127
+    assert process.tail().endswith("/nowhere/vllm could not be started: No such file or directory")
 
 
 def test_an_out_that_cannot_hold_results_is_one_line(tmp_path):
