@@ -133,5 +133,5 @@ def test_the_line_is_what_notebook_05_prints(repository, capsys):
     notebook = nbformat.read(repository / "notebooks" / f"{THROUGHPUT}.ipynb", as_version=4)
     sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     [source] = [text for text in sources if "load_manifest(folder)" in text]
-    exec(source, {"folder": profile_path(RECORDED)})
+    exec(source, {"folder": profile_path(RECORDED), "load_manifest": load_manifest})
     assert line(load_manifest(profile_path(RECORDED))) in capsys.readouterr().out
