@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from latent_moe.parallel import TensorParallel
 
+MIN_ROOM = 2048  # rows; the tails exchange by copies from there on
 _exchanges: dict[tuple, "Exchange | None"] = {}
 
 
@@ -24,36 +25,54 @@ class Mapped:
     peers: list[torch.Tensor]
     handle: Any
 
+    def rows(self, tokens: int) -> "Mapped":
+        """The first `tokens` rows of every buffer."""
+        return Mapped(self.own[:tokens], [peer[:tokens] for peer in self.peers], self.handle)
+
 
 @dataclass
 class Exchange:
-    """The buffers of one shape, and the stream on which peers are waited for and copied from."""
+    """The buffers for one step, and the stream on which peers are waited for and copied from."""
 
     routed: Mapped
     shared: Mapped
     out: Mapped
     stream: torch.cuda.Stream
 
+    def rows(self, tokens: int) -> "Exchange":
+        """The first `tokens` rows of every buffer."""
+        parts = (mapped.rows(tokens) for mapped in (self.routed, self.shared, self.out))
+        return Exchange(*parts, stream=self.stream)
+
 
 def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor) -> Exchange | None:
-    """The buffers for these shapes, made once together with all ranks; None where they cannot be had.
+    """Buffers of these shapes, mapped once together with all ranks; None where they cannot be had.
 
-    All ranks must ask for the same shapes in the same order, as they do for collectives. Not inside a graph's
-    capture for the first time: mapping memory cannot be captured.
+    Buffers are kept for powers of two of T and handed out by their first T rows: a server's steps have any T. All ranks
+    must ask for the same shapes in the same order, as they do for collectives. Not inside a graph's capture for the
+    first time: mapping memory cannot be captured.
     """
     if tp.device.type != "cuda" or torch.version.hip or tp.group is None:
         return None
-    key = (id(tp.group), routed.shape, shared.shape, routed.dtype)
+    tokens = routed.shape[0]
+    room = max(MIN_ROOM, 1 << (tokens - 1).bit_length())
+    key = (id(tp.group), room, routed.shape[1], shared.shape[1], routed.dtype)
     if key not in _exchanges:
         if torch.cuda.is_current_stream_capturing():
             return None
-        _exchanges[key] = _agree(tp, _try_make(tp, routed, shared))
-    return _exchanges[key]
+        _exchanges[key] = _agree(tp, _try_make(tp, routed, shared, room))
+    whole = _exchanges[key]
+    return None if whole is None else whole.rows(tokens)
 
 
-def _try_make(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor) -> Exchange | None:
+def _try_make(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor, room: int) -> Exchange | None:
+    # torch fills a mapping's table of addresses at once, past the streams, in memory that kernels still under way may
+    # write to: without this wait a busy server read addresses that were none.
+    torch.cuda.synchronize(tp.device)
     try:
-        latents, hiddens, results = (_map(tp, x) for x in (routed, shared, shared))
+        latents, hiddens, results = (
+            _map(tp, x.new_empty((room, x.shape[1]), device="meta")) for x in (routed, shared, shared)
+        )
     except (ImportError, AttributeError, RuntimeError):
         return None
     return Exchange(latents, hiddens, results, stream=torch.cuda.Stream(tp.device))
