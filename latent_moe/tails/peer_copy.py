@@ -41,8 +41,9 @@ class Exchange:
 
     def rows(self, tokens: int) -> "Exchange":
         """The first `tokens` rows of every buffer."""
-        parts = (mapped.rows(tokens) for mapped in (self.routed, self.shared, self.out))
-        return Exchange(*parts, stream=self.stream)
+        return Exchange(
+            self.routed.rows(tokens), self.shared.rows(tokens), self.out.rows(tokens), self.stream
+        )
 
 
 def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor) -> Exchange | None:
