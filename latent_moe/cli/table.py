@@ -67,7 +67,11 @@ def _same_answers(results, table) -> dict[str, Any]:
     from latent_moe.serving.parity import compare_greedy
 
     if table.candidate is None:
-        return {"parity": None, "accuracy": []}
+        return {
+            "parity": None,
+            "accuracy": [],
+            "accuracies": [vars(item) for item in results.accuracies],
+        }
     arms = {item.arm: item for item in results.answers}
     one, other = arms.get(table.baseline), arms.get(table.candidate)
     found = compare_all(results.accuracies, table.baseline, table.candidate)
@@ -88,7 +92,16 @@ def _parity_line(answer: dict[str, Any]) -> str:
 
 
 def _accuracy_lines(answer: dict[str, Any]) -> list[str]:
-    return [_accuracy_line(item) for item in answer["accuracy"]]
+    alone = [_alone_line(item) for item in answer.get("accuracies", [])]
+    return alone + [_accuracy_line(item) for item in answer["accuracy"]]
+
+
+def _alone_line(item: dict[str, Any]) -> str:
+    name = f"{item['task']} {item['metric']} {item['filter']}".strip()
+    error = "" if item["stderr"] is None else f" ± {item['stderr']:.4f}"
+    questions = "" if item["questions"] is None else f", {item['questions']} questions"
+    shots = "" if item["shots"] is None else f", {item['shots']}-shot"
+    return f"{name}: {item['value']:.4f}{error}{questions}{shots}."
 
 
 def _accuracy_line(item: dict[str, Any]) -> str:

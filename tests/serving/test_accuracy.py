@@ -5,6 +5,7 @@ import json
 import pytest
 from scipy import stats
 
+from latent_moe.cli import main
 from latent_moe.errors import InputError
 from latent_moe.serving.accuracy import compare_accuracy, compare_all, two_proportion_p
 from latent_moe.serving.parity import answers_from_json, compare_greedy
@@ -29,6 +30,33 @@ def test_lm_eval_file_is_read(fixtures):
     assert (found[0].questions, found[0].shots) == (1319, 5)
     assert round(found[0].value, 4) == 0.9636
     assert round(found[0].stderr, 4) == 0.0052
+
+
+def test_a_file_of_todays_lm_eval_is_read(fixtures):
+    """Values as lm_eval printed them: 0.625 +- 0.1250 and 0.125 +- 0.0854 over 16 questions, 2-shot."""
+    found = {
+        item.filter: item for item in read_file(fixtures / "results" / "lm_eval_0_4_13_tiny.json").accuracies
+    }
+    assert set(found) == {"strict-match", "flexible-extract"}
+    assert {(item.task, item.metric, item.questions, item.shots) for item in found.values()} == {
+        ("tiny_words", "exact_match", 16, 2)
+    }
+    assert (found["strict-match"].value, found["strict-match"].stderr) == (0.625, 0.125)
+    assert round(found["flexible-extract"].stderr, 4) == 0.0854
+    share = found["strict-match"]
+    assert share.stderr == pytest.approx((share.value * (1 - share.value) / (share.questions - 1)) ** 0.5)
+
+
+def test_one_accuracy_alone_is_shown(fixtures, capsys):
+    path = str(fixtures / "results" / "lm_eval_0_4_13_tiny.json")
+    assert main(["table", path]) == 0
+    assert (
+        "tiny_words exact_match strict-match: 0.6250 ± 0.1250, 16 questions, 2-shot"
+        in capsys.readouterr().out
+    )
+    assert main(["table", path, "--json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["accuracies"]
+    assert (first["value"], first["questions"]) == (0.625, 16)
 
 
 def test_file_before_filters_were_part_of_the_key():
