@@ -79,7 +79,8 @@ def _rows(title: str, cells) -> str:
 
 def _cells(table: Table) -> Iterator[tuple[tuple, dict[str, Row]]]:
     """Rows by cell. Runs of unknown lengths are never pooled: a metric that comes again begins another line."""
-    cell, found = None, {}
+    cell: tuple = ()
+    found: dict[str, Row] = {}
     for row in table.rows:
         here = (row.isl, row.osl, row.concurrency)
         if found and (here != cell or row.metric in found):

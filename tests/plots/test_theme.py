@@ -22,19 +22,24 @@ def test_labels_on_every_colour_of_the_palette_are_aa(ground):
     assert theme.ink_on(ground) in ("#000000", "#ffffff")
 
 
-def test_bars_take_the_readable_ink_and_hatched_ones_are_labelled_outside():
-    bars = [
-        go.Bar(name="plain", y=[1], text=["a"], marker={"color": theme.COLOURS[1]}),
-        go.Bar(
-            name="hatched", y=[2], text=["b"], marker={"color": theme.COLOURS[0], "pattern": {"shape": "/"}}
-        ),
-        go.Bar(name="silent", y=[3], marker={"pattern": {"shape": "/"}}),
-    ]
-    plain, hatched, silent = theme.finish(go.Figure(bars), "t", "synthetic", "x", "y, us").data
-    assert plain.insidetextfont.color == "#000000"
-    assert plain.textposition is None
-    assert hatched.textposition == "outside"
-    assert silent.textposition is None
+def _finished(*bars):
+    return theme.finish(go.Figure(bars), "t", "synthetic", "x", "y, us").data
+
+
+def test_bars_take_the_readable_ink():
+    [orange, blue] = _finished(
+        *(go.Bar(y=[1], text=["a"], marker={"color": theme.COLOURS[i]}) for i in (1, 0))
+    )
+    assert orange.insidetextfont.color == "#000000"
+    assert blue.insidetextfont.color == "#ffffff"
+    assert orange.textposition is None
+
+
+def test_labels_beside_hatched_bars_stand_above():
+    plain, hatched = go.Bar(y=[1], text=["a"]), go.Bar(y=[2], text=["b"], marker={"pattern": {"shape": "/"}})
+    assert [bar.textposition for bar in _finished(plain, hatched)] == ["outside", "outside"]
+    silent = go.Bar(y=[2], marker={"pattern": {"shape": "/"}})
+    assert [bar.textposition for bar in _finished(plain, silent)] == [None, None]
 
 
 def test_alt_text_names_title_caption_axes_and_traces():
