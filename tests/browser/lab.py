@@ -80,9 +80,9 @@ def wait_for_kernel(browser):
 
 def run_all(browser):
     """Run every cell through JupyterLab's own command; returns the code cells with their outputs."""
-    browser.set_script_timeout(240)
+    browser.set_script_timeout(400)
     assert browser.execute_async_script(RUN_ALL) == "ran"
-    wait_for(lambda: _finished(state(browser)), 240, "the last cell")
+    wait_for(lambda: _finished(state(browser)), 400, "the last cell")
     return state(browser)["cells"]
 
 
