@@ -41,7 +41,7 @@ def window(
     rows = rows[rows["name"].astype("string").str.contains(contains, case=False, regex=False, na=False)]
     total, busy = rows["dur_ns"].sum() / 1e3, _busy_ns(rows) / 1e3
     title = f"{len(rows)} kernels: {total:.1f} us added up, {busy:.1f} us busy"
-    shown = f"{start_us:g} to {start_us + length_us:g} us" + (
+    shown = f"{start_us:.4g} to {start_us + length_us:.4g} us" + (
         f", names with {contains!r}" if contains else ""
     )
     return _drawn(rows, first, title, device, kind, f"{shown}; ")
