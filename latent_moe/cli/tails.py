@@ -56,7 +56,12 @@ def run(args: Namespace) -> int:
 
         write_recording(args.record, found, sweep, tp, machine)
     answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp}
-    if not args.shapes_of:
+    if args.shapes_of:
+        from latent_moe.capture.limits import with_limits
+
+        rows = with_limits(found["rows"], sweep.config, args.shapes_of, sweep.dtype, machine.device_name)
+        answer["rows"] = rows
+    else:
         from latent_moe.capture.choices import choices
 
         answer["auto"] = choices(found["rows"], sweep.config, tp, machine)
@@ -135,6 +140,7 @@ def _text(answer: dict) -> str:
     lines = [f"{'tail':<18}{'T':>7} {'mode':<6}{'median us':>11}{'p10':>10}{'p90':>10}"]
     lines += [
         f"{row['tail']:<18}{row['tokens']:>7} {row['mode']:<6}{row['median_us']:>11.1f}{row['p10_us']:>10.1f}{row['p90_us']:>10.1f}"
+        + (f"   limit {row['limit_us']:.1f} (bytes / bandwidth + one launch)" if "limit_us" in row else "")
         for row in answer["rows"]
     ]
     lines += [
