@@ -48,7 +48,8 @@ def measured_gain(folder: Path, series: Mapping[str, str], mode: str = "graph") 
 
 def _measured_pct(table: pd.DataFrame) -> dict[int, float]:
     wide = table.pivot_table(index="tokens", columns="tail", values="median_us")
-    return (100 * (1 - wide["column_parallel"] / wide["replicated"])).dropna().to_dict()
+    saved = (100 * (1 - wide["column_parallel"] / wide["replicated"])).dropna()
+    return dict(zip(saved.index.tolist(), saved.tolist(), strict=True))
 
 
 def _percent_lines(lines: Mapping[str, Mapping[int, float]], title: str, said: str) -> go.Figure:
