@@ -83,6 +83,9 @@ def _failure(client: NotebookClient, timeout_s: float) -> str | None:
     except DeadKernelError:
         return "the kernel died"
     except Exception as failure:
+        # nbclient cleans up twice after a cell that took too long, and its own assertion hides the reason.
+        if isinstance(failure.__context__, CellTimeoutError):
+            return f"a cell took longer than {timeout_s:g} s"
         # Whatever goes wrong in the machinery is this notebook's failure, never the end of the tour.
         traceback.print_exc()
         return f"{type(failure).__name__}: {failure}"[:500]
