@@ -17,7 +17,7 @@ def replicated(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor
     """l = AR(routed); h = norm(l); o = h W^T; s = AR(shared); out = o + s."""
     latent = tp.all_reduce(routed)  # [T, L]
     hidden = apply_norm(norm, latent)  # [T, L]
-    projected = torch.einsum("tl,hl->th", hidden, weight)  # [T, H]: the same work on every rank
+    projected = hidden @ weight.t()  # [T, H]: the same work on every rank
     return projected.add_(tp.all_reduce(shared))  # [T, H]
 
 
@@ -52,4 +52,4 @@ def accumulate_into(own, hidden, weight, how: str = "epilogue") -> None:
     if how == "epilogue":
         own.addmm_(hidden, weight.t())  # [T, L] @ [L, H/tp]
     else:
-        own += torch.einsum("tl,hl->th", hidden, weight)  # [T, H/tp]
+        own += hidden @ weight.t()  # [T, H/tp]

@@ -17,6 +17,6 @@ def overlap(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
     latent = tp.all_reduce(routed)  # [T, L]
     pending = tp.all_reduce(shared, async_op=True)
     hidden = apply_norm(norm, latent)  # [T, L]
-    projected = torch.einsum("tl,hl->th", hidden, weight)  # [T, H]
+    projected = hidden @ weight.t()  # [T, H]
     pending.wait()
     return projected.add_(shared)  # [T, H]

@@ -46,7 +46,7 @@ def _by_collectives(routed, shared, weight, norm, tp: TensorParallel, chunks: in
     gathers = []
     for piece, (latent, wait_latent), (own, wait_own) in zip(rows, latents, hiddens, strict=True):
         wait_latent.wait()
-        projected = torch.einsum("tl,hl->th", apply_norm(norm, latent), weight)  # [T'/tp, H]
+        projected = apply_norm(norm, latent) @ weight.t()  # [T'/tp, H]
         wait_own.wait()
         own += projected  # [T'/tp, H]
         # This piece of `shared` has been read by its reduce-scatter: it can take the result.

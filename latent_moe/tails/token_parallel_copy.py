@@ -30,7 +30,7 @@ def end_tokens(
     hiddens = _staged_pull(shared, exchange.shared, tp, rows, main, side)
     for piece, latent, hidden in zip(rows, latents, hiddens, strict=True):
         own = _sum(routed[piece], latent, main)  # [T/(tp chunks), L]
-        projected = torch.einsum("tl,hl->th", apply_norm(norm, own), weight)  # [T/(tp chunks), H]
+        projected = apply_norm(norm, own) @ weight.t()  # [T/(tp chunks), H]
         torch.add(_sum(shared[piece], hidden, main), projected, out=exchange.out.own[piece])
         _pull_results(shared, exchange.out, tp, piece, mine, main, side)
     main.wait_stream(side)
