@@ -165,4 +165,5 @@ def t_power(effect: float, spread: float, pairs: int) -> float:
         return 1.0
     critical = _t_quantile(pairs - 1)
     shift = abs(effect) / spread * math.sqrt(pairs)
-    return float(stats.nct.sf(critical, pairs - 1, shift) + stats.nct.cdf(-critical, pairs - 1, shift))
+    # The other tail by symmetry: scipy's nct.cdf is NaN where that chance is below about 1e-100.
+    return float(stats.nct.sf(critical, pairs - 1, shift) + stats.nct.sf(critical, pairs - 1, -shift))
