@@ -150,6 +150,9 @@ _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "fused": _fused,
 }
 TAIL_NAMES = tuple(_TAILS)
+# The model gives the fused kernel the library's GEMM rate. Measured on an H200 it leads up to T = 128 and is slower than
+# the library from 256 on (profiles/h200_tp8_shapes).
+FUSED_UP_TO = 128
 
 
 def tail_cost(
@@ -191,9 +194,16 @@ def best_tail(
     config: LatentMoEConfig = KIMI_K3,
     tails: Iterable[str] = TAIL_NAMES,
 ) -> Cost:
-    """The cheapest tail at this T and tp; of equal ones the first in design order."""
-    costs = [tail_cost(tail, tokens, tp, hardware, config) for tail in tails]
+    """The cheapest of `tails` that can be judged at this T and tp; of equal ones the first in design order."""
+    costs = [tail_cost(tail, tokens, tp, hardware, config) for tail in judged(tokens, tp, tails)]
     return min(costs, key=lambda cost: cost.total_us)
+
+
+def judged(tokens: int, tp: int, tails: Iterable[str] = TAIL_NAMES) -> list[str]:
+    """Those of `tails` that the model may choose: one rank has nothing to shard, and `fused` only up to FUSED_UP_TO."""
+    if tp == 1:
+        return ["replicated"]
+    return [name for name in tails if name != "fused" or tokens <= FUSED_UP_TO]
 
 
 def crossovers(

@@ -18,9 +18,6 @@ from latent_moe.runner.eligibility import refusal
 from latent_moe.tails import TAILS
 
 FALLBACK = "column_parallel"
-# The cost model gives the fused kernel the library's GEMM rate. That holds where a step is bound by launches and
-# weight reads; for larger T only a measurement may choose it.
-MODELLED_FUSED_TOKENS = 64
 
 
 def pick(
@@ -91,8 +88,7 @@ def _modelled(tokens, config, tp_size, device: str, allowed) -> tuple[str, str]:
     name = next((name for name in hardware.known() if name in device.lower().split()), None)
     if name is None:
         return _fallback(allowed), f"no recording and no cost model for {device}"
-    fair = [tail for tail in allowed if tail != "fused" or tokens <= MODELLED_FUSED_TOKENS]
-    best = best_tail(tokens, tp_size, hardware.get(name), config, fair)
+    best = best_tail(tokens, tp_size, hardware.get(name), config, allowed)
     return best.tail, f"modelled for {name}: {best.total_us:.0f} us"
 
 

@@ -78,8 +78,16 @@ def test_best_tail_is_the_cheapest_and_crossovers_agree(mi355x):
     for (start, name), (end, _) in zip(found, [*found[1:], (32769, "")], strict=True):
         assert tail.best_tail(start, 8, mi355x).tail == name
         assert tail.best_tail(end - 1, 8, mi355x).tail == name
-    everything = [tail.tail_cost(name, 512, 8, mi355x).total_us for name in tail.TAIL_NAMES]
+    everything = [
+        tail.tail_cost(name, 512, 8, mi355x).total_us for name in tail.TAIL_NAMES if name != "fused"
+    ]
     assert tail.best_tail(512, 8, mi355x).total_us == min(everything)
+
+
+def test_one_rank_has_nothing_to_shard_and_fused_is_judged_where_it_was_seen_to_lead(mi355x):
+    assert {tail.best_tail(tokens, 1, mi355x).tail for tokens in (1, 64, 16384)} == {"replicated"}
+    assert "fused" in tail.judged(128, 8)
+    assert "fused" not in tail.judged(129, 8)
 
 
 @pytest.mark.parametrize(
