@@ -1,14 +1,20 @@
 """Heat maps of what each rank holds: rank x column, step by step through a tail."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from latent_moe.platform import describe
 from latent_moe.plots.theme import DIVERGING, HEIGHT, caption, finish
 
 Steps = Sequence[Mapping]
+
+
+def _here(note: str) -> str:
+    return caption("measured", describe().device_name, str(date.today()), note)
 
 
 def step_map(steps: Steps, step: int = 0, token: int = 0) -> go.Figure:
@@ -17,7 +23,7 @@ def step_map(steps: Steps, step: int = 0, token: int = 0) -> go.Figure:
     values = one["values"][:, token]  # [tp, columns]
     figure = go.Figure(_heat(values, _limit(values)))
     title = f"Step {step}: {one['name']} (token {token})"
-    said = caption("measured", "this machine", note=f"{len(values)} real ranks; {one['about']}")
+    said = _here(f"{len(values)} real ranks; {one['about']}")
     figure = finish(figure, title, said, f"column of {one['what']}", "rank")
     return figure.update_yaxes(dtick=1, autorange="reversed")
 
@@ -29,7 +35,7 @@ def all_steps(steps: Steps, token: int = 0) -> go.Figure:
     for place, one in enumerate(steps, 1):
         values = one["values"][:, token]
         figure.add_trace(_heat(values, _limit(values), bar=False), place, 1)
-    said = caption("measured", "this machine", note="real ranks; each row a rank, colours per step")
+    said = _here("real ranks; each row a rank, colours per step")
     figure = finish(figure, f"A tail step by step (token {token})", said, "", "rank")
     figure.update_yaxes(dtick=2, autorange="reversed", title="rank").update_xaxes(title_font_size=11)
     figure.update_xaxes(title="column", row=len(steps), col=1)
@@ -41,7 +47,7 @@ def owned_columns(changed, width: int) -> go.Figure:
     # A change has no sign: white to the palette's orange, from zero.
     heat = _heat(changed, _limit(changed), title="largest change")
     figure = go.Figure(heat.update(zmin=0, colorscale=[(0.0, DIVERGING[1][1]), (1.0, DIVERGING[2][1])]))
-    said = caption("measured", "this machine", note=f"{len(changed)} real ranks, H/tp = {width} columns each")
+    said = _here(f"{len(changed)} real ranks, H/tp = {width} columns each")
     title = "What each rank added to its shared partial"
     figure = finish(figure, title, said, "column of shared", "rank")
     return figure.update_yaxes(dtick=1, autorange="reversed").update_layout(height=HEIGHT - 60)

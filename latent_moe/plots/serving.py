@@ -53,7 +53,7 @@ def both_arms(frame: Any, metric: str = "mean_ttft_ms") -> go.Figure:
         )
         for side, shade, mark in (("baseline", BASELINE, "circle"), ("candidate", CANDIDATE, "square"))
     ]
-    title = f"{metric} of both arms"
+    title = f"{first['label']} of both arms"
     figure = finish(
         go.Figure(lines), title, _said(frame, _means(rows)), "concurrency, requests in flight", first["label"]
     )
