@@ -1,14 +1,15 @@
 # make tour: the whole walkthrough, headless, into runs/<stamp>/index.html
 # make test: the tests        make lab: JupyterLab on notebook 01
 # PYTHON=/that/python uses an interpreter that brings its own torch, vLLM and ROCm or CUDA packages.
-PYTHON ?= python3
+# Without it, the one that .venv was made with, else python3.
+PYTHON ?= $(or $(shell cat .venv/made_by 2>/dev/null),python3)
 BIN := .venv/bin
 JOBS ?= 2
 
 .PHONY: setup tour test lab lint check figures clean
 
 setup:
-	@$(PYTHON) tools/setup_env.py $(SETUP)
+	@"$(PYTHON)" tools/setup_env.py $(SETUP)
 
 tour: setup
 	@$(BIN)/latent-moe tour $(TOUR)

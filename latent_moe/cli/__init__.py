@@ -5,7 +5,9 @@ Exit codes: 0 done; 1 the answer is no; 2 the input cannot be used (one line on 
 
 import argparse
 import sys
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 
 from latent_moe import __version__
 from latent_moe.errors import AnswerNo, InputError, LatentMoEError
@@ -60,6 +62,10 @@ def _dispatch(argv: list[str]) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code. Known errors become one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A name that the terminal's encoding lacks is written as its escape.
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(sys.argv[1:] if argv is None else list(argv))
     except InputError as error:
@@ -72,9 +78,20 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of our output (head, a pager) has gone: nothing is left to say, and nobody to say it to.
         sys.stdout = None  # type: ignore[assignment]
         return 0
+    except OSError as error:
+        return _say(_unusable(error), 2)
+    except (RecursionError, OverflowError) as error:
+        return _say(f"a number or a nesting in the input is beyond what can be read ({error})", 2)
+
+
+def _unusable(error: OSError) -> str:
+    """What could not be opened or written: "/usr/x: Permission denied"."""
+    place = f"{error.filename}: " if error.filename is not None else "output cannot be written: "
+    return f"{place}{error.strerror or error}"
 
 
 def _say(message, code: int) -> int:
     line = " ".join(str(message).split())
-    print(f"latent-moe: {line}", file=sys.stderr)
+    with suppress(OSError):  # nobody may be there to read it: the code still says it
+        print(f"latent-moe: {line}", file=sys.stderr, flush=True)
     return code

@@ -3,6 +3,7 @@
 from argparse import ArgumentParser, Namespace
 
 from latent_moe.cli.output import emit, progress
+from latent_moe.errors import InputError
 
 HELP = "Run the notebooks headless on this machine and write runs/<stamp>/index.html, which needs no network to view."
 
@@ -23,6 +24,8 @@ def run(args: Namespace) -> int:
     # The shell around everything else: the one import upwards, and only when the verb runs.
     from importlib import import_module
 
+    if not 0 < args.timeout < 1e6:
+        raise InputError(f"tour: --timeout must be a number of seconds above 0, not {args.timeout:g}")
     tour = import_module("latent_moe.tour").run_tour(args.out, args.only, progress, timeout_s=args.timeout)
     failed = [one["name"] for one in tour.summary["notebooks"] if not one["ok"]]
     text = f"report: {tour.summary['index']}"

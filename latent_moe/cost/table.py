@@ -43,7 +43,7 @@ def read(path: str | Path) -> list[Row]:
     file = Path(path)
     file = file / "table.csv" if file.is_dir() else file
     try:
-        with open(file, newline="", encoding="utf-8") as source:
+        with open(file, newline="", encoding="utf-8-sig") as source:
             reader = csv.DictReader(source)
             _check_columns(reader.fieldnames or [], file)
             rows = [_row(raw, f"{file} line {reader.line_num}") for raw in reader]

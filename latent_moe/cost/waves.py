@@ -7,6 +7,9 @@ of a full prefill step.
 
 from latent_moe.errors import InputError
 
+# Counting goes step by step; a table whose prompts take more steps than this is none of a server's.
+MOST_STEPS = 100_000
+
 
 def check_budget(concurrency: int, isl: int, osl: int, budget: int) -> None:
     """Raise InputError outside what the closed form describes."""
@@ -40,6 +43,10 @@ def steps_to_first_token(concurrency: int, isl: int, budget: int) -> float:
     if budget <= concurrency:
         raise InputError(
             f"a budget of {budget} tokens leaves no prompt tokens beside {concurrency} decoding requests"
+        )
+    if concurrency * isl > MOST_STEPS * budget:
+        raise InputError(
+            f"{concurrency} prompts of {isl} tokens do not fit {MOST_STEPS} steps of {budget} tokens"
         )
     clock, prefilled, done, waited = 0.0, 0, 0, 0.0
     while done < concurrency:

@@ -1,6 +1,8 @@
 """Recipes: what `bench` runs, as TOML. Two arms or more, one client, how often; each checked when read."""
 
+import math
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,8 +116,9 @@ def recipe_names() -> list[str]:
 def find(recipe: str | Path) -> Path:
     """The file of a shipped recipe by name, or the path itself. Raises InputError naming what there is."""
     for path in (RECIPES / f"{recipe}.toml", Path(recipe)):
-        if path.is_file():
-            return path
+        with suppress(PermissionError):
+            if path.is_file():
+                return path
     raise InputError(
         f"no recipe {str(recipe)!r} (shipped: {', '.join(recipe_names())}; or the path of a .toml file)"
     )
@@ -127,7 +130,7 @@ def load_recipe(recipe: str | Path) -> Recipe:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         found = msgspec.convert(raw, Recipe)
-    except (OSError, ValueError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a recipe ({error})") from error
     _check(found, str(path))
     return found
@@ -160,7 +163,49 @@ def _check_numbers(recipe: Recipe, where: str) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise InputError(f"{where}: {name} must be at least 1, not {value}")
+    _check_limits(recipe, where)
     if len(set(client.concurrencies)) != len(client.concurrencies):
         raise InputError(f"{where}: a concurrency occurs twice")
     if not (client.concurrencies or recipe.accuracy or recipe.parity):
         raise InputError(f"{where}: nothing to do: no concurrencies, no parity, no accuracy")
+
+
+def _check_limits(recipe: Recipe, where: str) -> None:
+    """Times above 0, counts of at least 0, and words that a process can be started with."""
+    seconds = {
+        "[server] startup_timeout_s": recipe.server.startup_timeout_s,
+        "[client] timeout_s": recipe.client.timeout_s,
+    }
+    if recipe.accuracy is not None:
+        seconds["[accuracy] timeout_s"] = recipe.accuracy.timeout_s
+        if not recipe.accuracy.command:
+            raise InputError(f"{where}: [accuracy] command is empty")
+    for name, value in seconds.items():
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{where}: {name} must be a number of seconds above 0, not {value}")
+    counts = {"[client] warmup_prompts": recipe.client.warmup_prompts or 0}
+    if recipe.parity is not None:
+        counts |= {
+            f"[parity] {name}": getattr(recipe.parity, name) for name in ("count", "length", "max_tokens")
+        }
+    for name, value in counts.items():
+        if value < 0:
+            raise InputError(f"{where}: {name} must not be negative, not {value}")
+    if not 0 <= recipe.server.port < 65536:
+        raise InputError(f"{where}: [server] port {recipe.server.port} is none: 0 (any free one) to 65535")
+    _check_words(recipe, where)
+
+
+def _check_words(recipe: Recipe, where: str) -> None:
+    specs: dict[str, ServerSpec | Arm] = {
+        "[server]": recipe.server,
+        **{f"[arms.{n}]": arm for n, arm in recipe.arms.items()},
+    }
+    for place, spec in specs.items():
+        for name, value in spec.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise InputError(f"{where}: {place} env {name!r} cannot be an environment variable")
+        if any("\0" in word for word in spec.args):
+            raise InputError(f"{where}: {place} args hold a NUL character")
+        if getattr(spec, "interpreter", None) == "":
+            raise InputError(f"{where}: {place} interpreter is empty")
