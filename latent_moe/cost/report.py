@@ -39,6 +39,9 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(given)
     setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
     _check(setup)
+    if options.get("candidate") is not None and not table.of_config(rows, setup.candidate):
+        known = ", ".join(sorted({row.config for row in rows}))
+        raise InputError(f"the table has no rows of candidate {setup.candidate!r} (there are: {known})")
     check_case(1, setup.tp, config)
     machine = given.get("machine") or hardware.get(given["hardware"], _constants(given))
     prediction = predict_table(rows, _savings(given, machine, config), setup, given.get("anchor"))
@@ -61,12 +64,19 @@ def _manifest(path: str) -> dict[str, Any]:
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not (folder / profiles.MANIFEST).is_file():
         return {}
-    parameters = profiles.load_manifest(folder).parameters
+    manifest = profiles.load_manifest(folder)
+    parameters = manifest.parameters
     if runs.is_recording(folder) and not (folder / "table.csv").is_file():
         # Rows read from result files are named by their role.
         parameters = parameters | {"baseline": "baseline", "candidate": "candidate"}
     named = {MANIFEST_NAMES.get(key, key): value for key, value in parameters.items()}
-    return {key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")}
+    found = {
+        key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")
+    }
+    named_device = next((name for name in hardware.known() if name in manifest.device.lower().split()), None)
+    measured_on = found.get("hardware") or named_device
+    about = {"table_kind": manifest.kind, "table_hardware": measured_on}
+    return found | about | ({"hardware": measured_on} if measured_on else {})
 
 
 def _config(given: Mapping[str, Any]) -> configs.LatentMoEConfig:
@@ -93,6 +103,8 @@ def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.
         "no_change_pp": prediction.no_change_pp(),
         "prefill_step_ms": prediction.prefill_step_ms,
         "hardware": machine.name,
+        "table_kind": given.get("table_kind"),
+        "table_hardware": given.get("table_hardware"),
         "anchor": given.get("anchor"),
         "savings_from": _source(given),
         **{name: given[name] for name in ("tp", "layers", "budget")},
@@ -128,17 +140,22 @@ def text(answer: Mapping[str, Any]) -> str:
     lines = [f"{answer['hardware']}, tp {answer['tp']}: savings from the {answer['savings_from']}"]
     lines.append(f"{'conc':>5}" + "".join(f"{name:>30}" for name in SCORED))
     lines += [
-        f"{row['concurrency']:>5}" + "".join(f"{_cell(row, name):>30}" for name in SCORED)
+        f"{row['concurrency']:>5}"
+        + "".join(f"{_cell(row, name, answer.get('table_kind') or 'table'):>30}" for name in SCORED)
         for row in answer["rows"]
     ]
     lines.append("mean absolute error, percentage points: " + _errors(answer["mae_pp"]))
+    if answer.get("table_hardware") not in (None, answer["hardware"]):
+        lines.append(
+            f"the table is of {answer['table_hardware']}: beside {answer['hardware']} that is no error of the model"
+        )
     lines += [f"concurrency {row['concurrency']}: {note}" for row in answer["rows"] for note in row["notes"]]
     return "\n".join(lines)
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
+def _cell(row: Mapping[str, Any], name: str, kind: str) -> str:
     known = (row["published_delta_pct"] or {}).get(name)
-    beside = "" if known is None else f" (published {known:+.2f} %)"
+    beside = "" if known is None else f" ({kind} {known:+.2f} %)"
     return f"{row['delta_pct'][name]:+.2f} %{beside}"
 
 
