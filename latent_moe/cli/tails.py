@@ -49,6 +49,8 @@ def run(args: Namespace) -> int:
     sweep = _sweep(args, machine)
     tp = 1 if args.shapes_of else args.tp
     progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
+    if args.record:
+        args.record.mkdir(parents=True, exist_ok=True)  # a place that cannot be written is said before the timing
     answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
     found = _merge(answers)
     if args.record:
@@ -133,6 +135,8 @@ def _variant(spec: str):
     for key, _, value in pairs:
         if key not in accepted or not value:
             raise InputError(f"tails: --variants {spec}: {name} takes {', '.join(accepted) or 'no options'}")
+        if key == "chunks" and not value.isdigit():
+            raise InputError(f"tails: --variants {spec}: chunks is a whole number, not {value}")
     return spec, name, tuple((key, int(value) if value.isdigit() else value) for key, _, value in pairs)
 
 
