@@ -22,15 +22,14 @@ def limit_us(config: LatentMoEConfig, tp: int, tokens: int, dtype: str, machine:
     """
     columns, latent = config.hidden_size // tp, config.expert_input_size
     elements = columns * latent + tokens * (latent + 2 * columns)
-    size = torch.empty(0, dtype=getattr(torch, dtype)).element_size()
-    return machine.stream_us(elements * size) + machine.kernel_us
+    return machine.stream_us(elements * getattr(torch, dtype).itemsize) + machine.kernel_us
 
 
 def with_limits(
     rows: Iterable[Mapping[str, Any]], config: LatentMoEConfig, tp: int, dtype: str, device: str
 ) -> list[dict[str, Any]]:
     """The rows, those of ONE_SLICE tails with `limit_us` beside their times; as they are for an unknown device."""
-    name = next((name for name in hardware.known() if name in device.lower().split()), None)
+    name = hardware.of_device(device)
     if name is None:
         return [dict(row) for row in rows]
     machine = hardware.get(name)

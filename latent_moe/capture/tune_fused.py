@@ -22,7 +22,7 @@ from latent_moe.capture.timing import sample, sets_needed, summarise
 from latent_moe.errors import InputError
 from latent_moe.kernels import norm_project_accumulate
 from latent_moe.kernels.launch import architecture
-from latent_moe.kernels.plan import Plan
+from latent_moe.kernels.plan import FORMS, Plan
 
 BUCKETS = (16, 32, 64, 128)
 # Tiles of tokens worth trying per bucket: Hopper's matrix instruction takes 64 rows at a time.
@@ -33,7 +33,6 @@ LDS_BYTES = 200 * 1024
 # Rounding to bf16 leaves 2.9e-3; a race between loads and products showed as 4e-3 to 1e-1.
 MAX_ERROR = 3.2e-3
 REPEATS = 5
-FORMS = ("plain", "swapped", "gram")
 LONG_SIDE = 64
 STAGES = (3, 8)
 

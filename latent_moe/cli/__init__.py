@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _unusable(error: OSError) -> str:
     """What could not be opened or written: "/usr/x: Permission denied"."""
-    place = f"{error.filename}: " if error.filename is not None else "output cannot be written: "
+    place = f"{error.filename}: " if error.filename is not None else "reading or writing failed: "
     return f"{place}{error.strerror or error}"
 
 

@@ -50,9 +50,8 @@ def run(args: Namespace) -> int:
     tp = 1 if args.shapes_of else args.tp
     progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
     if args.record:
-        args.record.mkdir(
-            parents=True, exist_ok=True
-        )  # a place that cannot be written is said before the timing
+        # A place that cannot be written is said before the timing.
+        args.record.mkdir(parents=True, exist_ok=True)
     answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
     found = _merge(answers)
     if args.record:

@@ -85,6 +85,11 @@ FIGURES = (
 )
 
 
+def of_device(device: str) -> str | None:
+    """The name by which the constants know a device ("2 x NVIDIA H200": h200), None where they do not."""
+    return next((name for name in known() if name in device.lower().split()), None)
+
+
 def known(constants: Constants | None = None) -> list[str]:
     """Names of the machines that the constants describe."""
     names = (constants or constants_file.built_in()).keys()

@@ -73,8 +73,7 @@ def _manifest(path: str) -> dict[str, Any]:
     found = {
         key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")
     }
-    named_device = next((name for name in hardware.known() if name in manifest.device.lower().split()), None)
-    measured_on = found.get("hardware") or named_device
+    measured_on = found.get("hardware") or hardware.of_device(manifest.device)
     about = {"table_kind": manifest.kind, "table_hardware": measured_on}
     return found | about | ({"hardware": measured_on} if measured_on else {})
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from latent_moe.errors import InputError
+
 SIZES = ("block_t", "block_n", "block_k", "split", "warps", "stages")
+FORMS = ("plain", "swapped", "gram")
 TUNED = Path(__file__).with_name("tuned.csv")
 
 
@@ -26,6 +29,10 @@ class Plan:
     warps: int
     stages: int
     form: str = "plain"
+
+    def __post_init__(self):
+        if self.form not in FORMS:
+            raise InputError(f"plan: form {self.form!r} is none of {', '.join(FORMS)}")
 
 
 @cache

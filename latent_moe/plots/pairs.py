@@ -28,8 +28,7 @@ def interval_width(pairs: int = 4, sd_pct: float = 2.0, effect_pct: float = 3.0)
     for column, (name, values, shade) in enumerate(
         (("half width", half, BASELINE), ("chance", chance, CANDIDATE)), 1
     ):
-        # Far out the noncentral t has no number: the curve goes on from its neighbours.
-        line = go.Scatter(name=name, x=numbers, y=values, line_color=shade, connectgaps=True)
+        line = go.Scatter(name=name, x=numbers, y=values, line_color=shade)
         figure.add_trace(line, 1, column)
         mark = {"size": 14, "color": shade, "line": {"color": INK, "width": 2}}
         here = go.Scatter(x=[pairs], y=[values[place]], mode="markers", marker=mark, showlegend=False)

@@ -85,7 +85,7 @@ def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, de
 
 
 def _modelled(tokens, config, tp_size, device: str, allowed) -> tuple[str, str]:
-    name = next((name for name in hardware.known() if name in device.lower().split()), None)
+    name = hardware.of_device(device)
     if name is None:
         return _fallback(allowed), f"no recording and no cost model for {device}"
     best = best_tail(tokens, tp_size, hardware.get(name), config, allowed)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from latent_moe.parallel import TensorParallel
 
-MIN_ROOM = 2048  # rows; the tails exchange by copies from there on
+COPY_FROM = 2048  # tokens; below, launches cost more than the processors that the collectives take
 _exchanges: dict[tuple, "Exchange | None"] = {}
 
 
@@ -56,7 +56,7 @@ def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor)
     if tp.device.type != "cuda" or torch.version.hip or tp.group is None:
         return None
     tokens = routed.shape[0]
-    room = max(MIN_ROOM, 1 << (tokens - 1).bit_length())
+    room = max(COPY_FROM, 1 << (tokens - 1).bit_length())
     key = (id(tp.group), room, routed.shape[1], shared.shape[1], routed.dtype)
     if key not in _exchanges:
         if torch.cuda.is_current_stream_capturing():
@@ -71,19 +71,17 @@ def _try_make(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor, ro
     # write to: without this wait a busy server read addresses that were none.
     torch.cuda.synchronize(tp.device)
     try:
-        latents, hiddens, results = (
-            _map(tp, x.new_empty((room, x.shape[1]), device="meta")) for x in (routed, shared, shared)
-        )
+        latents, hiddens, results = (_map(tp, room, x.shape[1], x.dtype) for x in (routed, shared, shared))
     except (ImportError, AttributeError, RuntimeError):
         return None
     return Exchange(latents, hiddens, results, stream=torch.cuda.Stream(tp.device))
 
 
-def _map(tp: TensorParallel, like: torch.Tensor) -> Mapped:
+def _map(tp: TensorParallel, rows: int, columns: int, dtype: torch.dtype) -> Mapped:
     import torch.distributed._symmetric_memory as symmetric
 
     assert tp.group is not None
-    own = symmetric.empty(*like.shape, dtype=like.dtype, device=tp.device)
+    own = symmetric.empty(rows, columns, dtype=dtype, device=tp.device)
     handle = symmetric.rendezvous(own, tp.group)
     peers = [handle.get_buffer(rank, own.shape, own.dtype) for rank in range(tp.size)]
     return Mapped(own, peers, handle)

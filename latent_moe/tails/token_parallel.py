@@ -7,11 +7,9 @@ import torch
 
 from latent_moe.parallel import TensorParallel
 from latent_moe.tails.norm import apply_norm
-from latent_moe.tails.peer_copy import exchange_for
+from latent_moe.tails.peer_copy import COPY_FROM, exchange_for
 from latent_moe.tails.pieces import padded_rows, pieces
 from latent_moe.tails.token_parallel_copy import end_tokens
-
-COPY_FROM = 2048  # tokens; below, launches cost more than the processors that the collectives take
 
 
 def token_parallel(

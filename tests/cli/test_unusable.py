@@ -39,7 +39,7 @@ def test_a_full_disk_behind_standard_output(tmp_path, repository):
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, cwd=repository)
     assert done.returncode == 2
-    assert done.stderr.strip() == "latent-moe: output cannot be written: No space left on device"
+    assert done.stderr.strip() == "latent-moe: reading or writing failed: No space left on device"
 
 
 def test_prompts_beyond_counting_are_refused_at_once():
