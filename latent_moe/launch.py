@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -23,6 +24,8 @@ from latent_moe.rank import rank_main
 
 MAX_RANKS = 64
 _GRACE_S = 5.0
+# SIGHUP: the terminal was closed. Windows has no such signal.
+_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def run_ranks(
@@ -40,7 +43,7 @@ def run_ranks(
         raise InputError(f"timeout_s {timeout_s} is not a positive number of seconds")
     backend = backend or _default_backend(tp)
     call = _pickled(join, fn, args)
-    with _sigterm_as_exit(), tempfile.TemporaryDirectory(prefix="latent_moe_") as folder:
+    with _ended_as_exit(), tempfile.TemporaryDirectory(prefix="latent_moe_") as folder:
         place = (tp, backend, os.path.join(folder, "rendezvous"), timeout_s)
         return _Ranks(place, call).results(timeout_s)
 
@@ -61,20 +64,20 @@ def _default_backend(tp: int) -> str:
 
 
 @contextmanager
-def _sigterm_as_exit() -> Iterator[None]:
-    # The default action of SIGTERM ends this process without running any `finally`.
+def _ended_as_exit() -> Iterator[None]:
+    # The default action of these signals ends this process without running any `finally`.
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    mine = [number for number in _ENDINGS if ours and signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, _exit_on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
 
 
-def _exit_on_sigterm(number, frame) -> None:
+def _exit_on_signal(number, frame) -> None:
     raise SystemExit(128 + number)
 
 
@@ -179,6 +182,9 @@ def _start(processes) -> None:
     # Ctrl-C reaches every process of the terminal. Blocked here, it stays blocked in the ranks, which this process
     # ends; unblocked again below, it interrupts this process.
     blockable = hasattr(signal, "pthread_sigmask")
+    if blockable:
+        # Started now: whoever starts it later unblocks SIGINT with it, and the fork server would hear a Ctrl-C.
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blockable else None
     try:
         for process in processes:

@@ -13,7 +13,7 @@ from latent_moe import platform
 from latent_moe.capture.inputs import make_inputs
 from latent_moe.capture.shapes_only import ShapesOnly
 from latent_moe.capture.sweep import Sweep, known_tail, refused
-from latent_moe.capture.workload import region_name
+from latent_moe.capture.workload import line_up, region_name
 from latent_moe.parallel import TensorParallel
 from latent_moe.profiles import Manifest, write_manifest
 
@@ -108,14 +108,13 @@ def _software(machine: platform.Platform) -> dict[str, str]:
 
 def record_traces(tp: TensorParallel, sweep: Sweep, folder: Path, tokens: tuple[int, ...]) -> None:
     """One torch.profiler trace per tail with a few steps at each of `tokens`; rank 0 writes trace_<tail>.json.gz."""
-    if sweep.shapes_of:
-        tp = ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device)
+    place = ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device) if sweep.shapes_of else tp
     folder.mkdir(parents=True, exist_ok=True)
     for name in sweep.tails:
         tail = known_tail(name)
-        runs = [_steps(tail, sweep, t, tp) for t in tokens if not refused(tail, sweep, tp, t)]
+        runs = [_steps(tail, sweep, t, place) for t in tokens if not refused(tail, sweep, place, t)]
         if runs:
-            _trace(runs, folder / f"trace_{name}.json.gz", tp.rank == 0)
+            _trace(runs, folder / f"trace_{name}.json.gz", tp)
 
 
 def _steps(tail, sweep: Sweep, tokens: int, tp: TensorParallel):
@@ -135,14 +134,16 @@ def _steps(tail, sweep: Sweep, tokens: int, tp: TensorParallel):
     return steps
 
 
-def _trace(runs, path: Path, writes: bool) -> None:
+def _trace(runs, path: Path, tp: TensorParallel) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
         for steps in runs:
+            # Profilers do not start alike: a first collective would show the slowest one's start.
+            line_up(tp)
             steps()
-    if not writes:
+    if tp.rank:
         return
     plain = path.with_suffix("")
     profiler.export_chrome_trace(str(plain))

@@ -95,11 +95,12 @@ def prepared(tp: TensorParallel, work: Workload, tail: Tail) -> Callable[[], Non
         for number in range(work.warm_up):
             step(tokens, number)
         inputs[tokens].restore()
-    _line_up(tp)
+    line_up(tp)
     return run
 
 
-def _line_up(tp: TensorParallel) -> None:
+def line_up(tp: TensorParallel) -> None:
+    """Every rank's device is idle, and all ranks leave together: none waits for another in what follows."""
     platform.synchronize()
     if tp.size > 1:
         dist.barrier(group=tp.group)
@@ -117,7 +118,7 @@ def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
         ) as profiler:
             run()
         _save(profiler, Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz")
-        _line_up(tp)
+        line_up(tp)
 
 
 def _activities() -> list[torch.profiler.ProfilerActivity]:

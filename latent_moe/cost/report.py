@@ -1,5 +1,6 @@
 """One question of `latent-moe predict` answered: options and manifest in, a plain dict out."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,13 @@ def _source(given: Mapping[str, Any]) -> str:
 
 
 def _row(row: Predicted) -> dict[str, Any]:
+    beyond = [name for name in row.metrics if not math.isfinite(row.metrics[name])]
+    beyond += [name for name, change in row.delta_pct.items() if not math.isfinite(change)]
+    if beyond:
+        where = f"isl {row.row.isl}, osl {row.row.osl}, concurrency {row.row.concurrency}"
+        raise InputError(
+            f"{where}: the table's numbers cannot be computed with ({beyond[0]} would not be finite)"
+        )
     return {
         "isl": row.row.isl,
         "osl": row.row.osl,

@@ -21,7 +21,8 @@ from latent_moe.serving.simulate import ASSUMED, Noise, noise_from_runs, session
 
 PAIR_COUNTS = tuple(range(3, 13))
 COMPARISONS = 2_000
-FIRST_PAIRS = 3
+# `bench` says after every pair how many it takes: what is found by who asks once, and by who asks again.
+ASKED_AT = ((3,), (3, 10))
 
 
 def aa_study(
@@ -61,28 +62,40 @@ def _share(counts: Counter, metric: str, pairs: object) -> dict:
 def power_study(
     noise: Noise = ASSUMED, effects_pct: Sequence[float] = (0.0, 3.0), sessions: int = COMPARISONS, **plan
 ) -> list[dict]:
-    """Sessions that run FIRST_PAIRS pairs, ask `recommend_pairs` how many it takes to find 3 %, and go on to that number.
+    """Sessions that run three pairs, ask `recommend_pairs` how many it takes to find 3 %, and go on to that number; and
+    those that ask again at ten pairs, where the spread is better known.
 
-    One row per planted effect: sessions, found_pct (improved in the primary metric), wrong_pct (regressed), and the
-    median and largest number of pairs run. `plan` takes seed, power and target_pct.
+    One row per planted effect and protocol: sessions, found_pct (improved in the primary metric), wrong_pct (regressed),
+    and the median and largest number of pairs run. `plan` takes seed, power and target_pct.
     """
-    return [_power(noise, effect, sessions, **plan) for effect in effects_pct]
+    return [
+        _power(noise, effect, sessions, asked_at, **plan) for asked_at in ASKED_AT for effect in effects_pct
+    ]
 
 
 def _power(
-    noise: Noise, effect_pct: float, sessions: int, seed: int = 0, power: float = 0.8, target_pct: float = 3.0
+    noise: Noise,
+    effect: float,
+    sessions: int,
+    asked_at: Sequence[int],
+    seed: int = 0,
+    power: float = 0.8,
+    target_pct: float = 3.0,
 ) -> dict:
     rng = np.random.default_rng(seed)
     verdicts: Counter = Counter()
     taken = []
     for _ in range(sessions):
-        ratios = _log_ratios(noise, FIRST_PAIRS, effect_pct, rng)
-        wanted = stats.recommend_pairs(ratios, target_pct, power).pairs or FIRST_PAIRS
-        ratios += _log_ratios(noise, max(wanted - FIRST_PAIRS, 0), effect_pct, rng)
+        ratios: list[float] = []
+        for pairs in asked_at:
+            ratios += _log_ratios(noise, pairs - len(ratios), effect, rng)
+            wanted = stats.recommend_pairs(ratios, target_pct, power).pairs or 0
+        ratios += _log_ratios(noise, max(wanted - len(ratios), 0), effect, rng)
         verdicts[stats.verdict(stats.paired_interval(ratios), METRICS[PRIMARY].sign)] += 1
         taken.append(len(ratios))
     return {
-        "effect_pct": effect_pct,
+        "asked_at": " and ".join(map(str, asked_at)),
+        "effect_pct": effect,
         "power_asked": power,
         "target_pct": target_pct,
         "sessions": sessions,
@@ -124,7 +137,7 @@ def _manifest(name: str, noise: Noise, places: list[str], seed: int) -> profiles
         software={"numpy": np.__version__, "scipy": scipy.__version__},
         files={
             "aa.csv": "no effect: share of verdicts other than inconclusive, by metric and number of pairs",
-            "power.csv": "3 pairs, then as many as recommended: share of sessions that find the effect, and pairs taken",
+            "power.csv": "as many pairs as recommended at 3 pairs, or at 3 and again at 10: share of sessions that find the effect, pairs taken",
         },
         parameters={"seed": seed, "noise": noise.as_dict()},
         notes="Log-normal factors per server start and per run on TTFT and TPOT; the rates follow by Little's law.",

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic
 
+from latent_moe.errors import LatentMoEError
 from latent_moe.serving import answers, commands, plan, records
 from latent_moe.serving.client import Client, ClientError, Job
 from latent_moe.serving.guard import GRACE_S
@@ -156,12 +157,11 @@ class BootRun:
         began, started, hits = monotonic(), datetime.now().astimezone(), cache_hits(server)
         warm = self._warmup_prompts(concurrency) > 0
         position = index * (2 if warm else 1)
-        check = lambda: server.check_alive(f"while {self.boot.arm} was measured at concurrency {concurrency}")  # noqa: E731
+        when = f"while {self.boot.arm} was measured at concurrency {concurrency}"
         if warm:
-            _refuse_failures(client.finish(position, check), self.boot.arm, concurrency, server)
+            _refuse_failures(_finish(client, position, server, when), self.boot.arm, concurrency, server)
             started = datetime.now().astimezone()
-        result = client.finish(position + warm, check)
-        check()
+        result = _finish(client, position + warm, server, when)
         self._learn(server)
         extra = {"cold": not warm, "prefix_cache_hit_tokens": increase(hits, cache_hits(server))}
         record = records.run_record(self.recipe, self.facts, concurrency, result, started, extra)
@@ -196,7 +196,8 @@ class BootRun:
         self.meter.say(f"{self.boot.arm} answers greedily")
         preset = self.recipe.model.preset
         vocabulary = model_config(preset, self.recipe.model.changes)["vocab_size"] if preset else None
-        said = answers.ask(server.url, self.model, self.recipe.parity, vocabulary)
+        with _blaming(server, f"while {self.boot.arm} answered greedily"):
+            said = answers.ask(server.url, self.model, self.recipe.parity, vocabulary)
         record = records.answers_record(self.recipe, self.facts, self.model, said)
         records.save(target, record, self.secrets)
 
@@ -208,16 +209,36 @@ class BootRun:
         target = self.out / "accuracy" / self.boot.arm
         command = commands.accuracy_command(self.recipe, server.url, target.resolve(), commands.environment())
         process = Guarded(command.all_words, {}, self.folder / "accuracy.log", self.secrets, self.out)
-        try:
-            code = process.wait(self.recipe.accuracy.timeout_s)
-        finally:
-            process.stop()
-        server.check_alive("during the accuracy run")
-        if code:
-            raise ClientError(
-                f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
-            )
+        with _blaming(server, "during the accuracy run"):
+            try:
+                code = process.wait(self.recipe.accuracy.timeout_s)
+            finally:
+                process.stop()
+            if code:
+                raise ClientError(
+                    f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
+                )
         plan.write_whole(marker, {})
+
+
+@contextmanager
+def _blaming(server: Server, when: str) -> Iterator[None]:
+    """What fails inside is the server's doing if the server died meanwhile."""
+    try:
+        yield
+    except LatentMoEError:
+        server.check_dying(when)
+        raise
+    server.check_alive(when)
+
+
+def _finish(client: Client, position: int, server: Server, when: str) -> dict:
+    """The client's result; a server that died meanwhile is named as the cause of whatever the client says."""
+    with _blaming(server, when):
+        result = client.finish(position, lambda: server.check_alive(when))
+    if result.get("failed"):
+        server.check_dying(when)
+    return result
 
 
 def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -> None:

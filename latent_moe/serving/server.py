@@ -16,6 +16,7 @@ from latent_moe.serving.secrets import hide
 
 _POLL_S = 0.25
 _HTTP_S = 5.0
+_DYING_S = 5.0
 
 
 class ServerError(LatentMoEError):
@@ -142,6 +143,18 @@ class Server:
         code = self.process.exit_code
         if code is not None:
             raise ServerError(f"server {self.name} died {when} (exit code {code})", self.process.tail())
+
+    def check_dying(self, when: str) -> None:
+        """Raise ServerError when the server has exited, or no longer answers and exits within its time to end.
+
+        A server that dies closes its connections long before all its processes are gone: a client fails that much earlier.
+        """
+        until = time.monotonic() + self.process.grace_s + _DYING_S
+        while time.monotonic() < until:
+            self.check_alive(when)
+            if self.get("/health") is not None:
+                return
+            time.sleep(_POLL_S)
 
     def get(self, path: str) -> str | None:
         """The body of GET path, None when there is no good answer."""

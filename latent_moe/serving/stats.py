@@ -8,6 +8,7 @@ Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5): the percentil
 sqrt((n-1)/n) and by the missing t quantile; at 20 pairs it still calls 7 % of equal arms different.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from scipy import special, stats
 CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 20
 _RESAMPLES = 9_999
-_PAIRS_CEILING = 200
+_PAIRS_CEILING = 2_000
 # Log ratios of measured rates differ by more than the rounding of a double; closer ones are copies of one run.
 _NO_SPREAD = 1e-12
 # Stopping where the first pairs happened to agree keeps the sessions whose spread is underestimated: with three first pairs
@@ -150,13 +151,15 @@ def _note(pairs: int | None, seen: int, spread: float, effect_pct: float, power:
     basis = f"{seen} pairs spread by {100 * spread:.2g} %" + (" (two say little)" if seen == 2 else "")
     if pairs is None:
         return f"{basis}: more than {_PAIRS_CEILING} pairs, too noisy for {effect_pct:g} %"
-    return f"{basis}: {pairs} pairs in all find {effect_pct:g} % with probability {power:g}"
+    guess = f"; a guess until {_PAIRS_FLOOR} are seen" if seen < _PAIRS_FLOOR else ""
+    return f"{basis}: {pairs} pairs in all find {effect_pct:g} % with probability {power:g}{guess}"
 
 
 def _smallest(effect: float, spread: float, power: float) -> int | None:
-    return next(
-        (n for n in range(_PAIRS_FLOOR, _PAIRS_CEILING + 1) if t_power(effect, spread, n) >= power), None
-    )
+    counts = range(_PAIRS_FLOOR, _PAIRS_CEILING + 1)
+    # More pairs never find less.
+    place = bisect.bisect_left(counts, power, key=lambda pairs: t_power(effect, spread, pairs))
+    return counts[place] if place < len(counts) else None
 
 
 def t_power(effect: float, spread: float, pairs: int) -> float:

@@ -28,8 +28,27 @@ def register() -> None:
         ModelRegistry.register_model(ARCHITECTURE, f"latent_moe.serving.vllm_model.causal_lm:{ARCHITECTURE}")
     if not _loader_is_registered():
         import latent_moe.serving.vllm_model.seeded  # noqa: F401 - registers itself
+    _name_tail_in_compiled_models()
     if os.environ.get(TAIL_VARIABLE):
         _give_kimi_k3_our_runner()
+
+
+def _name_tail_in_compiled_models() -> None:
+    """Give each tail its own compiled model in vLLM's cache.
+
+    vLLM finds what torch.compile made for an earlier server by its configuration and by the variables in this registry.
+    Without the tail among them a second arm would run the first one's compiled tail, under its own name.
+    """
+    from vllm import envs
+
+    known = getattr(envs, "environment_variables", None)
+    if isinstance(known, dict):
+        known.setdefault(TAIL_VARIABLE, lambda: os.environ.get(TAIL_VARIABLE))
+    else:
+        logger.warning(
+            "latent_moe: this vLLM's registry of variables is not known, compiled models are not kept"
+        )
+        os.environ["VLLM_DISABLE_COMPILE_CACHE"] = "1"
 
 
 def _loader_is_registered() -> bool:

@@ -46,6 +46,7 @@ class Tail:
     `rows` says which rows of W the function takes: "all" or this rank's "own". `refuse(config, tp_size, tokens)`
     is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None. `dtypes`: those
     the function takes, None for any. `folds_gain`: the tail is at its best with the norm's gain folded into W.
+    `traceable`: torch.compile may look into it; one that decides by T, waits on handles or changes streams it may not.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Tail:
     refuse: Callable[[Any, int, int], str | None] = never_refuses
     dtypes: tuple[torch.dtype, ...] | None = None
     folds_gain: bool = False
+    traceable: bool = False
 
     def takes(self, dtype: torch.dtype | None) -> bool:
         """Whether the function takes partials of this dtype; None asks about no dtype in particular."""
@@ -64,8 +66,14 @@ class Tail:
 TAILS = {
     tail.name: tail
     for tail in (
-        Tail("replicated", replicated, "all", "every rank does the whole up-projection"),
-        Tail("column_parallel", column_parallel, "own", "each rank its columns; the all-reduce stitches"),
+        Tail("replicated", replicated, "all", "every rank does the whole up-projection", traceable=True),
+        Tail(
+            "column_parallel",
+            column_parallel,
+            "own",
+            "each rank its columns; the all-reduce stitches",
+            traceable=True,
+        ),
         Tail("overlap", overlap, "all", "the whole up-projection under the shared experts' all-reduce"),
         Tail(
             "token_parallel", token_parallel, "all", "each rank its tokens: reduce-scatter, end, all-gather"

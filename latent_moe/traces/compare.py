@@ -22,6 +22,8 @@ from latent_moe.traces.table import Trace, Warning
 SAME_WITHIN = 0.02
 # Waiting beyond this share of the kernel time is no property of the arm.
 LATE_SHARE = 0.1
+# One call of so many times its kind's median, with this share of the whole time, is no property of the arm either.
+LONG_TIMES, LONG_SHARE = 10, 0.05
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Arm:
     busy_ns: int | None
     mean_ns: dict[str, float]
     median_ns: dict[str, float]
+    max_ns: dict[str, int]
     untimed_calls: int
     collectives: Collectives
     partial: bool
@@ -79,6 +82,7 @@ def compare(
         *_told("candidate", candidate),
         *_counts(*arms),
         *_missing(*arms),
+        *_long(*arms),
     ]
     per_call, per_step, late = _per_call(*arms), _per_step(*arms), _late(*arms)
     reasons = _obstacles(*arms, kind)
@@ -106,6 +110,7 @@ def arm(trace: Trace) -> Arm:
         busy_ns=measure.busy_ns(kernels),
         mean_ns={row.key: row.mean_ns for row in rows if row.mean_ns is not None},
         median_ns={row.key: row.median_ns for row in rows if row.median_ns is not None},
+        max_ns={row.key: row.max_ns for row in rows if row.max_ns is not None},
         untimed_calls=len(kernels) - measure.calls(kernels),
         collectives=collectives(kernels),
         partial=trace.partial,
@@ -147,6 +152,18 @@ def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
         if only:
             warnings.append(Warning("kind_only_here", f"{name} alone has kernels of kind {', '.join(only)}"))
     return warnings
+
+
+def _long(baseline: Arm, candidate: Arm) -> list[Warning]:
+    """A single call that outweighs its kind (a first one, which loads or tunes something) is in every sum and mean."""
+    found = []
+    for name, one in _named(baseline, candidate):
+        for kind, longest in one.max_ns.items():
+            median = one.median_ns[kind]
+            if longest > LONG_TIMES * median and longest > LONG_SHARE * one.total_ns:
+                text = f"one {kind} call of {longest / 1e3:.1f} us where the median is {median / 1e3:.1f} us"
+                found.append(Warning("one_long_call", f"{name}: {text}: sums and means hold it"))
+    return found
 
 
 def _late(baseline: Arm, candidate: Arm) -> list[Warning]:

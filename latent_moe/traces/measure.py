@@ -14,7 +14,8 @@ QUEUE = ("process", "agent", "queue")
 
 @dataclass(frozen=True)
 class Row:
-    """One group of kernels. mean_ns and median_ns are per call; None where no call has a time of its own."""
+    """One group of kernels. mean_ns and median_ns are per call, max_ns is the longest one's; None where no call has a
+    time of its own."""
 
     key: str
     calls: int
@@ -22,6 +23,7 @@ class Row:
     mean_ns: float | None
     median_ns: float | None
     untimed_calls: int = 0
+    max_ns: int | None = None
 
 
 def calls(kernels: Kernels) -> int:
@@ -119,7 +121,8 @@ def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missin
     """A row from the sorted durations of one group."""
     n, total = len(durations), int(durations.sum())
     median = None if averaged else (int(durations[(n - 1) // 2]) + int(durations[n // 2])) / 2
-    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]))
+    longest = None if averaged else int(durations[-1])
+    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest)
 
 
 def ranks(kernels: Kernels) -> Coded:

@@ -127,3 +127,22 @@ def test_a_calibrated_machine_goes_before_a_named_one(published_path):
 @pytest.fixture
 def published_path():
     return str(profile_path("mi355x_pr51253"))
+
+
+@pytest.mark.parametrize("value", ["1e308", "1e-308"])
+@pytest.mark.parametrize("column", ["mean_ttft_ms", "mean_tpot_ms", "total_tok_per_s"])
+def test_numbers_beyond_computing_are_refused_or_give_numbers(capsys, tmp_path, column, value):
+    header, *lines = (profile_path("mi355x_pr51253") / "table.csv").read_text().splitlines()
+    place = header.split(",").index(column)
+    rows = [line.split(",") for line in lines]
+    for row in rows:
+        row[place] = value
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join([header, *(",".join(row) for row in rows)]))
+    code = main(["predict", "--table", str(table), "--json"])
+    printed = capsys.readouterr()
+    if code == 0:
+        assert None not in json.loads(printed.out)["rows"][0]["predicted"].values()
+    else:
+        assert code == 2
+        assert len(printed.err.splitlines()) == 1

@@ -65,18 +65,19 @@ def test_a_nested_manifest_and_a_timeout_that_is_no_number(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[server]", "[server]\nport = 70000", "port 70000"),
+        ("[server]", "[server]\nport = 70000", "server.port"),
         ("[server]", "[server]\nstartup_timeout_s = nan", "startup_timeout_s"),
+        ("[server]", "[server]\nstartup_timeout_s = inf", "startup_timeout_s"),
         ("[client]", "[client]\ntimeout_s = -5", "timeout_s"),
         ("[client]", "[client]\nwarmup_prompts = -5", "warmup_prompts"),
-        ("count = 4", "count = -1", "count"),
+        ("count = 8", "count = -1", "count"),
         ('HF_HUB_OFFLINE = "1"', '"A=B" = "1"', "environment variable"),
         ("[arms.replicated]", '[arms.replicated]\ninterpreter = ""', "interpreter"),
-        ("[parity]", "[accuracy]\ncommand = []\n[parity]", "command is empty"),
+        ("[parity]", "[accuracy]\ncommand = []\n[parity]", "accuracy.command"),
     ],
 )
 def test_recipe_values_are_checked_when_read(tmp_path, old, new, message):
-    text = (RECIPES / "cpu_quick.toml").read_text()
+    text = (RECIPES / "cpu_demo.toml").read_text()
     assert old in text
     file = tmp_path / "r.toml"
     file.write_text(text.replace(old, new, 1))

@@ -62,7 +62,7 @@ def test_one_clear_error_and_nobody_left(how, error, message, tmp_path):
     assert not [pid for pid in pids if _alive(pid)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ranks_end_with_the_process_that_launched_them(number, tmp_path):
     code = "import core_ranks; from latent_moe.parallel import launch; import sys;"
     code += "launch(core_ranks.misbehave, 2, 'sleep', sys.argv[1])"

@@ -2,6 +2,7 @@
 
 import json
 import random
+from statistics import median
 
 import pytest
 
@@ -24,27 +25,50 @@ def series():
     return found
 
 
-# Missed, and kept: the eager series with collectives waits for the host, whose times vary by up to 2 between series.
-HOST_BOUND = ("h200x2_tails", 2, "eager", True)
+def missed(rows, tp, mode, collectives):
+    """The tails whose median error over held-out T is above 15 %, with that error."""
+    judged = fit.cross_validate(fit.of_series(rows, tp, mode), H200, tp, collectives=collectives)
+    assert judged
+    errors = {tail: round(found.median_error, 3) for tail, found in judged.items()}
+    return {tail: error for tail, error in errors.items() if error > 0.15}
 
 
 @pytest.mark.parametrize(("name", "tp", "mode", "collectives"), series())
 def test_held_out_tails_are_predicted_within_15_per_cent(name, tp, mode, collectives):
     rows = recordings.read(name)
-    if mode == "eager" and not collectives:
-        # Without collectives the device is done long before the host: 43 to 76 us for the same launches, by chance.
-        rows = fit.device_bound(rows)
-    rows = fit.of_series(rows, tp, mode)
-    judged = fit.cross_validate(rows, H200, tp, collectives=collectives)
-    assert judged
-    if (name, tp, mode, collectives) == HOST_BOUND:
-        worst = max(found.median_error for found in judged.values())
-        pytest.xfail(
-            f"worst tail {worst:.3f} where 0.15 is asked (profiles/README.md)"
-        ) if worst > 0.15 else None
-    assert {
-        tail: round(found.median_error, 3) for tail, found in judged.items() if found.median_error > 0.15
-    } == {}
+    # Eager rows far above the captured graph's are the host's times: the same launches take 43 to 76 us by chance.
+    rows = fit.device_bound(rows) if mode == "eager" else rows
+    assert missed(rows, tp, mode, collectives) == {}
+
+
+@pytest.mark.xfail(
+    strict=True, reason="rows that wait for the host: their times vary by up to 2 between series"
+)
+def test_held_out_tails_that_wait_for_the_host_are_predicted_within_15_per_cent():
+    assert missed(recordings.read("h200x2_tails"), 2, "eager", collectives=True) == {}
+
+
+def test_times_that_wait_for_the_host_cannot_be_predicted_by_anything():
+    """The same tail at the same T in the same mode, measured twice: the two differ by more than the 15 % asked."""
+    folder = profiles_dir() / "h200x2_tails"
+    times = [
+        {
+            (r["tail"], r["tokens"]): r["median_us"]
+            for r in fit.of_series(recordings.read(folder, file), 2, mode)
+        }
+        for mode in ("eager", "graph")
+        for file in ("tails.csv", "series3.csv")
+    ]
+    eager, graph = (
+        median(
+            abs(one[key] / two[key] - 1)
+            for key in one
+            if key in two and key[0] == "token_parallel" and key[1] <= 2048
+        )
+        for one, two in (times[:2], times[2:])
+    )
+    assert eager > 0.15
+    assert graph < 0.05
 
 
 def test_rows_that_wait_for_the_host_are_told_apart():
@@ -164,3 +188,19 @@ def test_the_end_to_end_pair_on_two_h200_is_predicted_from_the_tails_alone():
         pytest.xfail(
             f"{missed} points where 1.0 is asked: vLLM's own all-reduce, intervals of +-2.6 and more"
         )
+
+
+def test_the_first_end_to_end_figures_of_12_layers_are_predicted_within_a_point():
+    """One server start an arm, not interleaved. At concurrency 32 the client's waves fell differently: its TTFT rose by
+    16 % and its TPOT fell by 9 %, so there only the throughput says something."""
+    from latent_moe.cost import report
+
+    table = profiles_dir() / "h200_first_measurements" / "vllm_tp2.csv"
+    setup = {"tp": 2, "layers": 12, "budget": 8192, "hardware": "h200", "tails": "h200x2_tails"}
+    arms = {"baseline": "replicated", "candidate": "column_parallel"}
+    answer = report.predict({"table": str(table), **setup, **arms})
+    assert answer["mae_pp"]["total_tok_per_s"] <= 1.0
+    (at_8,) = (row for row in answer["rows"] if row["concurrency"] == 8)
+    assert all(
+        abs(at_8["error_pp"][name]) <= 1.0 for name in ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
+    )

@@ -102,7 +102,7 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
     ("old", "new", "said"),
     [
         ('role = "candidate"', 'role = "baseline"', "exactly one arm"),
-        ("pairs = 1", "pairs = 0", "pairs must be at least 1"),
+        ("pairs = 4", "pairs = 0", "pairs"),
         ("isl = 128", "isl = 128\nunknown = 3", "unknown"),
         ('preset = "cpu"', 'preset = "cpux"', "unknown model 'cpux'"),
         ("concurrencies = [4]", "concurrencies = [4, 4]", "twice"),
@@ -111,7 +111,7 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
 )
 def test_a_bad_recipe_is_one_line_with_file_and_fault(tmp_path, repository, old, new, said):
     path = tmp_path / "bad.toml"
-    good = (repository / "latent_moe/serving/recipes/cpu_quick.toml").read_text()
+    good = (repository / "latent_moe/serving/recipes/cpu_demo.toml").read_text()
     assert old in good
     path.write_text(good.replace(old, new))
     with pytest.raises(InputError, match=said) as caught:
@@ -119,9 +119,38 @@ def test_a_bad_recipe_is_one_line_with_file_and_fault(tmp_path, repository, old,
     assert str(path) in str(caught.value)
 
 
+def test_a_recipe_extends_another_by_name_or_file(tmp_path):
+    (tmp_path / "longer.toml").write_text('extends = "cpu_demo"\nname = "longer"\n[client]\nisl = 512\n')
+    (tmp_path / "twice.toml").write_text('extends = "longer.toml"\nname = "twice"\npairs = 8\n')
+    demo, twice = load_recipe("cpu_demo"), load_recipe(tmp_path / "twice.toml")
+    assert (twice.name, twice.pairs, twice.client.isl) == ("twice", 8, 512)
+    assert twice.client.osl == demo.client.osl
+    assert (twice.server, twice.arms) == (demo.server, demo.arms)
+    other = '[arms.a]\nrole = "baseline"\n[arms.b]\nrole = "candidate"\n'
+    (tmp_path / "arms.toml").write_text('extends = "cpu_demo"\nname = "arms"\n' + other)
+    assert list(load_recipe(tmp_path / "arms.toml").arms) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ('"own.toml"', "extends itself"),
+        ('"nowhere"', "no recipe"),
+        ("3", "extends must be"),
+        ('"."', "no recipe"),
+    ],
+)
+def test_a_base_that_cannot_be_had(tmp_path, base, said):
+    own = tmp_path / "own.toml"
+    own.write_text(f'extends = {base}\nname = "own"\n')
+    with pytest.raises(InputError, match=said):
+        load_recipe(own)
+
+
 def test_dry_run_shows_no_token_of_an_arm(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("MY_SITE_PASS", "from-the-shell-1234")
-    text_in = (repository / "latent_moe/serving/recipes/cpu_quick.toml").read_text()
+    text_in = (repository / "latent_moe/serving/recipes/cpu_demo.toml").read_text()
+    assert 'env = { LATENT_MOE_TAIL = "replicated" }' in text_in
     path = tmp_path / "tokens.toml"
     path.write_text(
         text_in.replace(

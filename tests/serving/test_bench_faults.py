@@ -65,6 +65,7 @@ def test_a_client_that_fails(tmp_path, setting, fault, line, log):
         ("loading", "server one died before it was ready (exit code 3)", "model-00001.safetensors"),
         ("no plugin", "server one says nothing about LATENT_MOE_TAIL=replicated", "environment:"),
         ("under load", "server one died while one was measured at concurrency 2 (exit code 9)", "HIP out of"),
+        ("slow death", "server one died while one was measured at concurrency 2 (exit code 9)", "HIP out of"),
     ],
 )
 def test_a_server_that_dies(tmp_path, setting, fault, line, log):
@@ -76,6 +77,21 @@ def test_a_server_that_dies(tmp_path, setting, fault, line, log):
     assert line in one_line(done)
     assert log in done.stderr.split("last lines of the log:")[1]
     nothing_left(tmp_path / "out", mark)
+
+
+def test_a_server_that_dies_while_it_answers_greedily(tmp_path):
+    recipe = write_recipe(
+        tmp_path,
+        one_env=', STAND_IN_FAULT = "answering"',
+        more="[parity]\ncount = 1\nlength = 4\nmax_tokens = 2",
+    )
+    mark = f"answering-{os.getpid()}"
+    done = bench(recipe, tmp_path / "out", mark=mark)
+    assert done.returncode == 1
+    assert "server one died while one answered greedily (exit code 9)" in one_line(done)
+    assert "HIP out of" in done.stderr.split("last lines of the log:")[1]
+    assert sorted(result_files(tmp_path / "out")) == ["one_pair1_c2.json", "one_pair1_c3.json"]
+    assert wait_gone(mark, 5) == []
 
 
 def test_a_second_arm_that_dies_leaves_the_first_ones_runs_whole(tmp_path):

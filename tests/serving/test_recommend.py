@@ -73,9 +73,9 @@ class Told(list):
 
 @pytest.fixture
 def recipe(tmp_path, repository):
-    """cpu_quick with three pairs and the arms that the written results have."""
-    text = (repository / "latent_moe/serving/recipes/cpu_quick.toml").read_text()
-    text = text.replace("pairs = 1", "pairs = 3").replace("[arms.replicated]", "[arms.baseline]")
+    """cpu_demo with three pairs and the arms that the written results have."""
+    text = (repository / "latent_moe/serving/recipes/cpu_demo.toml").read_text()
+    text = text.replace("pairs = 4", "pairs = 3").replace("[arms.replicated]", "[arms.baseline]")
     path = tmp_path / "three.toml"
     path.write_text(text.replace("[arms.column_parallel]", "[arms.candidate]"))
     return load_recipe(path)

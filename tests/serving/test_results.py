@@ -153,6 +153,11 @@ def test_published_table_with_an_empty_cell():
     ("text", "message"),
     [
         ("", "empty file"),
+        ("isl,osl,concurrency,config,total_tok_per_s\n", "a header and no row"),
+        (
+            "isl,osl,concurrency,config,req_per_s,req_per_s\n1,1,1,a,2,3\n",
+            "column 'req_per_s' is there twice",
+        ),
         ("   \n", "empty file"),
         ("{", "not whole JSON"),
         ('{"completed": 3', "not whole JSON"),

@@ -119,10 +119,12 @@ def test_a_study_that_could_not_fail_would_prove_nothing():
 
 
 def test_planted_three_percent_is_found_with_the_recommended_pairs():
-    quiet, planted = power_study(QUIET, sessions=150, seed=9)
-    assert planted["found_pct"] >= 80
-    assert planted["wrong_pct"] == 0
-    assert quiet["found_pct"] + quiet["wrong_pct"] <= 9  # 5 % and 2.3 standard errors of 150 draws
+    rows = power_study(QUIET, sessions=150, seed=9)
+    assert [row["asked_at"] for row in rows] == ["3", "3", "3 and 10", "3 and 10"]
+    for quiet, planted in (rows[:2], rows[2:]):
+        assert planted["found_pct"] >= 80
+        assert planted["wrong_pct"] == 0
+        assert quiet["found_pct"] + quiet["wrong_pct"] <= 9  # 5 % and 2.3 standard errors of 150 draws
 
 
 def test_noise_is_recovered_from_runs():

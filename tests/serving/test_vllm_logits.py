@@ -3,6 +3,7 @@
 import json
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -63,9 +64,9 @@ class WithAttention(LatentMoELM):
         return self.norm(x) @ self.head.T
 
 
-def our_logits(tp, folder: str) -> list[float]:
+def our_logits(tp, folder: str, ids: list[int]) -> list[float]:
     """Runs on each rank: the last token's logits."""
-    return WithAttention(folder, tp)(torch.tensor(IDS))[-1].tolist()
+    return WithAttention(folder, tp)(torch.tensor(ids))[-1].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -92,57 +93,75 @@ def folder(tmp_path_factory):
     return path
 
 
-def vllm_logits(folder, tp: int, log) -> tuple[list[float], str | None]:
-    """The last prompt token's logits from a real server, and what its log says about the up-projection."""
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where vLLM keeps what torch.compile made, shared by the servers of this module as by those of one machine."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@contextmanager
+def served(folder, tp: int, log, tail: str = "column_parallel", more=("--enforce-eager",), **added: str):
+    """A real vLLM server of the checkpoint; gives its URL."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += [
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-        "--tensor-parallel-size",
-        str(tp),
-        "--port",
-        str(port),
-    ]
-    command += [
-        "--max-model-len",
-        "256",
-        "--max-num-seqs",
-        "2",
-        "--max-logprobs",
-        str(V),
-        "--logprobs-mode",
-        "raw_logits",
-    ]
-    env = {"LATENT_MOE_TAIL": "column_parallel", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    command += ["--dtype", "float32", "--tensor-parallel-size", str(tp), "--port", str(port)]
+    command += ["--max-model-len", "256", "--max-num-seqs", "2", "--max-logprobs", str(V)]
+    command += ["--logprobs-mode", "raw_logits", *more]
+    env = {"LATENT_MOE_TAIL": tail, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i) for i in range(tp))}
-    with Server(f"tp{tp}", Guarded(command, env, log), port) as server:
-        server.wait_healthy(240)
-        body = {"model": str(folder), "prompt": IDS, "max_tokens": 1, "temperature": 0, "logprobs": V}
-        body["return_tokens_as_token_ids"] = True
-        request = urllib.request.Request(
-            f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
+    with Server(f"tp{tp}", Guarded(command, env | added, log), port) as server:
+        server.wait_healthy(280)
+        yield server.url
+
+
+def vllm_logits(url: str, folder, ids: list[int]) -> list[float]:
+    """The logits at the last of these tokens."""
+    body = {"model": str(folder), "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": V}
+    body["return_tokens_as_token_ids"] = True
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    answer = json.loads(urllib.request.urlopen(request, timeout=60).read())
     top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
     found = {int(key.removeprefix("token_id:")): value for key, value in top.items()}
     assert sorted(found) == list(range(V))
-    return [found[token] for token in range(V)], gemm_line(log)
+    return [found[token] for token in range(V)]
+
+
+def worst_error(served: list[float], ours: list[list[float]]) -> float:
+    """norm2 of the difference over norm2 of ours, the worst of our ranks."""
+    expected = torch.tensor(ours, dtype=torch.float64)
+    gaps = torch.tensor(served, dtype=torch.float64) - expected
+    return float((gaps.norm(dim=1) / expected.norm(dim=1)).max())
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_vllm_and_our_layer_agree_on_every_logit(folder, tmp_path, tp):
-    served, gemm = vllm_logits(folder, tp, tmp_path / "server.log")
-    ours = launch(our_logits, tp, str(folder))
-    for logits in ours:
-        expected = torch.tensor(logits, dtype=torch.float64)
-        error = (torch.tensor(served, dtype=torch.float64) - expected).norm() / expected.norm()
-        assert error < 1e-5
-    log = (tmp_path / "server.log").read_text()
+    log = tmp_path / "server.log"
+    with served(folder, tp, log) as url:
+        found = vllm_logits(url, folder, IDS)
+    assert worst_error(found, launch(our_logits, tp, str(folder), IDS)) < 1e-5
     if tp == 1:
-        assert "tail column_parallel refused" in log
-        assert "tp = 1" in log
+        assert "tail column_parallel refused" in log.read_text()
+        assert "tp = 1" in log.read_text()
     else:
-        assert "N=64 K=64 (this rank's 64 of 128 rows" in gemm
+        assert "N=64 K=64 (this rank's 64 of 128 rows" in gemm_line(log)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tail", ["column_parallel", "token_parallel"])
+def test_a_compiled_model_gives_the_same_logits_at_every_length(folder, cache, tmp_path, tail):
+    """torch.compile keeps what it traced at one T: a tail that decides by T must not have been looked into. vLLM keeps
+    compiled models for the next server: one of another tail must not be taken for this one's."""
+    log = tmp_path / "server.log"
+    lengths = (12, 7, 1)
+    with served(folder, 2, log, tail, more=(), VLLM_CACHE_ROOT=str(cache)) as url:
+        found = [vllm_logits(url, folder, IDS[:length]) for length in lengths]
+    text = log.read_text()
+    assert "saved AOT compiled function" in text
+    assert "Compiling model again" not in text  # it found, and could not load, what another tail had left
+    assert f"tail {tail} for the latent MoE layers, tp 2" in text
+    for length, logits in zip(lengths, found, strict=True):
+        assert worst_error(logits, launch(our_logits, 2, str(folder), IDS[:length])) < 1e-5

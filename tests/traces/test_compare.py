@@ -258,3 +258,20 @@ def test_waiting_for_a_late_rank_is_no_slowness():
     assert result.per_step["sum_without_wait_speedup"] == 1.0
     assert result.verdict == "same"
     assert "late_ranks" in codes(result)
+
+
+def test_a_single_long_call_is_told(tmp_path):
+    def trace(name, first):
+        rows = [
+            (0, 1, GEMM, 1_000_000 * i, 1_000_000 * i + (first if i == 1 else 10_000)) for i in range(1, 9)
+        ]
+        return read(csv(tmp_path / name, rows))
+
+    calm, slow = trace("calm.csv", 10_000), trace("slow.csv", 900_000)
+    assert [w.code for w in compare(calm, calm).warnings] == []
+    (told,) = compare(slow, calm).warnings
+    assert told.code == "one_long_call"
+    assert (
+        told.message
+        == "baseline: one gemm call of 900.0 us where the median is 10.0 us: sums and means hold it"
+    )

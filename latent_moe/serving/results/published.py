@@ -17,11 +17,17 @@ def looks_like_published(text: str) -> bool:
 def runs_from_published(text: str, where: str) -> list[Run]:
     """One Run per line; an empty cell is a number that was not published. Raises InputError with the line."""
     try:
-        rows = list(
-            csv.DictReader(io.StringIO(text.lstrip("\ufeff"), newline=""), strict=True, skipinitialspace=True)
+        reader = csv.DictReader(
+            io.StringIO(text.lstrip("\ufeff"), newline=""), strict=True, skipinitialspace=True
         )
+        names = [name.strip() for name in reader.fieldnames or []]
+        rows = list(reader)
     except csv.Error as error:
         raise InputError(f"{where}: not CSV ({error})") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"{where} line 1: column {twice[0]!r} is there twice")
+    if not rows:
+        raise InputError(f"{where}: a header and no row")
     return [_run(row, f"{where} line {number}") for number, row in enumerate(rows, start=2)]
 
 

@@ -67,6 +67,11 @@ class TailChoice:
         return self.usable and (self.asked == AUTO or TAILS[self.asked].rows == "all")
 
     @property
+    def traceable(self) -> bool:
+        """Whether torch.compile may look into the tail; `auto` decides by T."""
+        return self.asked != AUTO and TAILS[self.asked].traceable
+
+    @property
     def folds_gain(self) -> bool:
         """Whether the norm's gain is to be folded into the up-projection's weight when that is loaded."""
         return self.usable and self.config is not None and folds_gain(self.asked, self.config, self.tp_size)

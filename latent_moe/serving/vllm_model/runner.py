@@ -12,6 +12,7 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from latent_moe.errors import InputError
 from latent_moe.serving.vllm_interface import interface
+from latent_moe.serving.vllm_model import opaque
 from latent_moe.serving.vllm_model.choice import TailChoice, asked_tail
 from latent_moe.serving.vllm_model.ranks import ServingRanks
 from latent_moe.serving.vllm_model.weight import UpProjectionWeight, keep_after_loading
@@ -58,6 +59,7 @@ class TailRunner(MoERunner):
         if self._up_weight is not None:
             fold_from = self._norm if self._choice.folds_gain else None
             keep_after_loading(transform.up_proj, self._up_weight, self._choice.needs_all_rows, fold_from)
+        opaque.register(self.layer_name, self._end)
 
     def _check_fallback(self) -> None:
         if self._choice.usable or interface().reduces_before_transform:
@@ -82,8 +84,14 @@ class TailRunner(MoERunner):
         routed, shared, width = self._partial_sums(
             hidden_states, router_logits, input_ids, shared_experts_input
         )
-        out = self._choice.run(routed, shared, self._up_weight, self._norm, self._ranks)  # [T, H]
+        out = self._end(routed, shared)  # [T, H]
         return self._maybe_add_zero_expert_output(out if width is None else out[..., :width])
+
+    def _end(self, routed: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+        """This rank's partial sums, routed [T, L] and shared [T, H] -> [T, H]."""
+        if torch.compiler.is_compiling() and not self._choice.traceable:
+            return opaque.end_layer(self.layer_name, routed, shared)
+        return self._choice.run(routed, shared, self._up_weight, self._norm, self._ranks)
 
     def _partial_sums(self, hidden_states, router_logits, input_ids, shared_experts_input):
         """This rank's routed [T, L] and shared [T, H], and the width to cut the layer's output to (None: as it is)."""

@@ -30,8 +30,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if FAULT == "under load" and not asked.get("logprobs"):
+        answering = bool(asked.get("logprobs"))
+        deadly = "answering" if answering else "under load"
+        if deadly == FAULT:
             print("RuntimeError: HIP out of memory", flush=True)
+            os._exit(9)
+        if FAULT == "slow death" and not answering:
+            # Connections are gone at once, the process only later: it waits for its workers.
+            print("RuntimeError: HIP out of memory", flush=True)
+            self.server.socket.close()
+            self.connection.close()
+            time.sleep(3)
             os._exit(9)
         time.sleep(0.01 + 0.02 * (asked["seed"] % 7) if "seed" in asked else 0)
         tokens = asked["max_tokens"]

@@ -1,0 +1,50 @@
+"""torch.compile and the tails: what must not be traced is not, and vLLM keeps the compiled models of two tails apart."""
+
+import pytest
+import torch
+
+from latent_moe.serving.vllm_model import opaque
+from latent_moe.tails import TAILS
+
+
+def by_length(routed: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Decides by T, as `auto` does; in place or not."""
+    routed.mul_(2)
+    if routed.shape[0] % 2:
+        return shared.add_(routed.sum())
+    return shared * routed.shape[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_tail_behind_the_operator_decides_anew_at_every_length(backend):
+    opaque.register("layer.0", by_length)
+    layer = lambda routed, shared: opaque.end_layer("layer.0", routed + 0, shared + 0) * 3  # noqa: E731
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    for tokens in (8, 5, 6, 1):
+        routed, shared = torch.randn(tokens, 4), torch.randn(tokens, 6)
+        assert torch.equal(compiled(routed, shared), by_length(routed.clone(), shared.clone()) * 3)
+
+
+def test_a_layer_is_ended_by_what_was_registered_last():
+    opaque.register("layer.1", lambda routed, shared: shared)
+    opaque.register("layer.1", lambda routed, shared: shared + 1)
+    assert torch.equal(opaque.end_layer("layer.1", torch.zeros(2, 1), torch.zeros(2, 3)), torch.ones(2, 3))
+
+
+def test_only_tails_without_a_decision_are_traced():
+    assert {name for name, tail in TAILS.items() if tail.traceable} == {"replicated", "column_parallel"}
+
+
+@pytest.mark.vllm
+def test_vllm_keeps_the_compiled_models_of_two_tails_apart(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm import envs
+
+    from latent_moe.serving.vllm_plugin import TAIL_VARIABLE, register
+
+    register()
+    factors = []
+    for tail in ("replicated", "column_parallel"):
+        monkeypatch.setenv(TAIL_VARIABLE, tail)
+        factors.append(envs.compile_factors())
+    assert factors[0] != factors[1]
