@@ -74,10 +74,15 @@ def _ended_as_exit() -> Iterator[None]:
         yield
     finally:
         for number in mine:
-            signal.signal(number, signal.SIG_DFL)
+            # Ignored: one of them has come, and this process is on its way out.
+            if signal.getsignal(number) is _exit_on_signal:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _exit_on_signal(number, frame) -> None:
+    # Whoever sends one may send more (`timeout` does): they must not cut short what is put in order now.
+    for ending in _ENDINGS:
+        signal.signal(ending, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 

@@ -31,11 +31,11 @@ def run(args: Namespace) -> int:
     """Dispatch on --dry-run and --profile; 0 when everything was measured."""
     from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
-    from latent_moe.serving.recipe import load_recipe
+    from latent_moe.serving.recipe import load_recipe, with_pairs
 
     if args.profile is not None and (args.resume or args.pairs is not None or args.dry_run):
         raise InputError("--profile is one short run: it takes no --resume, --pairs or --dry-run")
-    recipe = load_recipe(args.recipe)
+    recipe = with_pairs(load_recipe(args.recipe), args.pairs)
     if args.dry_run:
         from latent_moe.serving.dry_run import commands, text
 
@@ -88,12 +88,15 @@ def _last_lines_of_the_log():
 
 @contextmanager
 def _terminate_as_interrupt():
-    """SIGTERM and a closed terminal end a benchmark as Ctrl-C does: servers down, files whole."""
+    """SIGTERM and a closed terminal end a benchmark as Ctrl-C does: servers down, files whole. What was ignored when
+    it began (`nohup`) stays so.
+    """
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

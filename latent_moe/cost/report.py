@@ -37,6 +37,7 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
         | _manifest(options["table"])
         | {key: value for key, value in options.items() if value is not None}
     )
+    _check_machine(options, given)
     config = _config(given)
     setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
     _check(setup)
@@ -55,7 +56,21 @@ def _rows(path: str) -> list[table.Row]:
     return runs.read(path) if not has_table and runs.is_recording(path) else table.read(path)
 
 
+def _check_machine(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """A table that says on what it was measured is not predicted for another machine unless that is asked for."""
+    asked = options.get("hardware") or options.get("machine") or options.get("tails")
+    if given.get("table_device") and not given.get("table_hardware") and not asked:
+        known = ", ".join(hardware.known())
+        raise InputError(
+            f"the table is of {given['table_device']}, which is not known here: say --hardware (here, {known})"
+        )
+
+
 def _check(setup: Setup) -> None:
+    if setup.tp == 1:
+        raise InputError("tp 1: one rank has nothing to shard, the change does nothing there")
+    if setup.baseline == setup.candidate:
+        raise InputError(f"baseline and candidate are both {setup.baseline!r}")
     for name in ("layers", "budget"):
         if getattr(setup, name) < 1:
             raise InputError(f"{name} {getattr(setup, name)} must be at least 1")
@@ -75,7 +90,7 @@ def _manifest(path: str) -> dict[str, Any]:
         key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")
     }
     measured_on = found.get("hardware") or hardware.of_device(manifest.device)
-    about = {"table_kind": manifest.kind, "table_hardware": measured_on}
+    about = {"table_kind": manifest.kind, "table_hardware": measured_on, "table_device": manifest.device}
     return found | about | ({"hardware": measured_on} if measured_on else {})
 
 

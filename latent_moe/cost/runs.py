@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean
 
 from latent_moe.cost.table import Row
 from latent_moe.errors import InputError
@@ -25,10 +25,10 @@ def is_recording(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> list[Row]:
-    """One row per arm's role (baseline, candidate) and concurrency: the mean over its warm runs.
+    """One row per arm's role (baseline, candidate) and concurrency: the geometric mean over its warm runs, which is what
+    `latent-moe table` shows.
 
-    Throughput is averaged as time (harmonic), as the end-to-end time that it stands for. Raises InputError naming
-    the file that cannot be used.
+    Raises InputError naming the file that cannot be used.
     """
     groups: dict[tuple, list[dict]] = {}
     for file in sorted(Path(path).glob("runs/*.json")):
@@ -61,8 +61,4 @@ def _load(file: Path) -> dict:
 def _means(runs: Iterable[dict]) -> dict[str, float]:
     runs = list(runs)
     shared = {name: key for name, key in METRICS.items() if all(run.get(key) for run in runs)}
-    return {name: _mean([run[key] for run in runs], name.endswith("_per_s")) for name, key in shared.items()}
-
-
-def _mean(values: list[float], rate: bool) -> float:
-    return 1 / mean(1 / value for value in values) if rate else mean(values)
+    return {name: geometric_mean(run[key] for run in runs) for name, key in shared.items()}

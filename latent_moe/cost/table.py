@@ -56,6 +56,9 @@ def read(path: str | Path) -> list[Row]:
 
 def _check_columns(columns, file: Path) -> None:
     missing = [name for name in (*KEYS, *NEEDED) if name not in columns]
+    twice = [name for name in columns if list(columns).count(name) > 1]
+    if twice:
+        raise InputError(f"{file}: column {twice[0]!r} is there twice")
     odd = [name for name in columns if name not in (*KEYS, *RATES, *TIMES)]
     if odd:
         allowed = ", ".join((*RATES, *TIMES))

@@ -17,7 +17,7 @@ from latent_moe.serving.boot import BootRun
 from latent_moe.serving.commands import check_programs, interpreter
 from latent_moe.serving.model_dir import model_config, write_model
 from latent_moe.serving.progress import Meter, Notify, lines
-from latent_moe.serving.recipe import Recipe, load_recipe
+from latent_moe.serving.recipe import Recipe, load_recipe, with_pairs
 
 
 def run(
@@ -37,11 +37,7 @@ def run(
     Raises InputError for a recipe or folder that cannot be used, ServerError or ClientError (with `log_tail`) when a
     server or the client fails. Whatever happens, no process is left and every file is whole.
     """
-    chosen = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    if pairs is not None:
-        if pairs < 1:
-            raise InputError(f"pairs must be at least 1, not {pairs}")
-        chosen = msgspec.structs.replace(chosen, pairs=pairs)
+    chosen = with_pairs(recipe if isinstance(recipe, Recipe) else load_recipe(recipe), pairs)
     pythons = {name: interpreter(arm, os.environ) for name, arm in chosen.arms.items()}
     check_programs(chosen, pythons)
     folder = _prepare(chosen, Path(out) if out else default_folder(chosen), resume)

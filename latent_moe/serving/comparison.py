@@ -86,7 +86,7 @@ def compare(results: Results, baseline: str | None = None, candidate: str | None
     for one, other in _cells(runs, left, right):
         cell = _Cell(one, other, again)
         table.rows += cell.rows(two_arms=right is not None)
-        table.warnings += cell.warnings
+        table.warnings += [*cell.warnings, *cell.left_out()]
     table.warnings += rounding_warnings(table.rows)
     return table
 
@@ -249,6 +249,18 @@ class _Cell:
         if all(pair.log_ratio(metric) is None for pair in self.pairs):
             return [f"{metric} is missing in one arm"]
         return []
+
+    def left_out(self) -> list[Warning]:
+        """Pairs that a metric of the table leaves out, because a run of them lacks it."""
+        found = []
+        for metric in METRICS:
+            lacking = [pair for pair in self.pairs if pair.log_ratio(metric) is None]
+            if lacking and len(lacking) < len(self.pairs) and not self.faults:
+                runs = (run for pair in lacking for run in (*pair.baseline, *pair.candidate))
+                names = ", ".join(run.source for run in runs if metric not in run.values)
+                text = f"{metric} is missing in {names}: {len(lacking)} of {len(self.pairs)} pairs are left out of it"
+                found.append(Warning("missing_value", text))
+        return found
 
     def _judged(self, row: Row) -> Row:
         ratios = [ratio for pair in self.pairs if (ratio := pair.log_ratio(row.metric)) is not None]

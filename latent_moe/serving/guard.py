@@ -92,10 +92,16 @@ def copy_log(source, log: str, secrets: list[str]) -> None:
 def end(child: subprocess.Popen, grace_s: float) -> int:
     """End the server's group politely, after `grace_s` what is left by force; returns the server's exit code."""
     signal_group(child.pid, signal.SIGTERM)
-    for pid in descendants(os.getpid()):
-        signal_one(pid, signal.SIGTERM)
+    asked: set[int] = set()
     deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and descendants(os.getpid()):
+    empty = 0
+    # An orphan that is just changing parents is missed by one look, and found by the next.
+    while empty < 2 and time.monotonic() < deadline:
+        left = descendants(os.getpid())
+        empty = 0 if left else empty + 1
+        for pid in set(left) - asked:
+            signal_one(pid, signal.SIGTERM)
+        asked.update(left)
         reap(child)
         time.sleep(0.05)
     kill_rest(child)

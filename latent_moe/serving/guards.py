@@ -48,7 +48,7 @@ def _impossible(run: Run) -> Fault | None:
     if not run.impossible:
         return None
     shown = ", ".join(f"{name} = {value:g}" for name, value in run.impossible.items())
-    return Fault("impossible_value", f"zero or negative where a clock must have moved: {shown}")
+    return Fault("impossible_value", f"zero or negative, or beyond any clock: {shown}")
 
 
 def _cut_off(run: Run) -> Fault | None:

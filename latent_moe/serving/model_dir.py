@@ -85,6 +85,9 @@ def model_config(name: str, changes: dict[str, Any] | None = None) -> dict[str, 
     unknown = sorted(set(changes or {}) - {*MODELS[name], "latent_moe_use_norm", "head_dim", "hidden_act"})
     if unknown:
         raise InputError(f"model {name}: no field {unknown[0]!r} to change")
+    for field, value in (changes or {}).items():
+        if isinstance(MODELS[name].get(field), int) and not (type(value) is int and value > 0):
+            raise InputError(f"model {name}: {field} must be a whole number above 0, not {value!r}")
     return {**_common(), **MODELS[name], **(changes or {})}
 
 

@@ -17,7 +17,7 @@ class Pair:
     def log_ratio(self, metric: str) -> float | None:
         """ln(candidate / baseline), None where an arm lacks the metric."""
         one, other = mean_value(self.baseline, metric), mean_value(self.candidate, metric)
-        return None if one is None or other is None else math.log(other / one)
+        return None if one is None or other is None else math.log(other) - math.log(one)
 
 
 def mean_value(runs: tuple[Run, ...], metric: str) -> float | None:

@@ -13,8 +13,12 @@ from latent_moe.serving.recipe_checks import check
 
 RECIPES = Path(__file__).parent / "recipes"
 
-Count = Annotated[int, Meta(ge=0)]
-AtLeastOne = Annotated[int, Meta(ge=1)]
+# Above a million, counts and lengths are slips: a list of so many would be made.
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000)]
+Pairs = Annotated[int, Meta(ge=1, le=10_000)]
+# The client seeds numpy with `plan.seed`, which takes 32 bits.
+Seed = Annotated[int, Meta(ge=0, le=4_000)]
 # At most a year: neither infinity nor NaN is a time to wait.
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
 
@@ -98,8 +102,8 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     arms: dict[str, Arm]
     server: ServerSpec = ServerSpec()
     client: ClientSpec = ClientSpec()
-    pairs: AtLeastOne = 3
-    seed: int = 1
+    pairs: Pairs = 3
+    seed: Seed = 1
     device: str | None = None
     parity: ParitySpec | None = None
     accuracy: AccuracySpec | None = None
@@ -121,10 +125,11 @@ def recipe_names() -> list[str]:
 
 def find(recipe: str | Path) -> Path:
     """The file of a shipped recipe by name, or the path itself. Raises InputError naming what there is."""
-    for path in (RECIPES / f"{recipe}.toml", Path(recipe)):
-        with suppress(PermissionError):
-            if path.is_file():
-                return path
+    if str(recipe) in recipe_names():
+        return RECIPES / f"{recipe}.toml"
+    with suppress(OSError, ValueError):
+        if Path(recipe).is_file():
+            return Path(recipe)
     raise InputError(
         f"no recipe {str(recipe)!r} (shipped: {', '.join(recipe_names())}; or the path of a .toml file)"
     )
@@ -141,6 +146,17 @@ def load_recipe(recipe: str | Path) -> Recipe:
     return found
 
 
+def with_pairs(recipe: Recipe, pairs: int | None) -> Recipe:
+    """The recipe with another number of pairs; None leaves it. Raises InputError for a number that it cannot have."""
+    if pairs is None:
+        return recipe
+    try:
+        msgspec.convert(pairs, Pairs)
+    except msgspec.ValidationError as error:
+        raise InputError(f"pairs {pairs}: {error}") from error
+    return msgspec.structs.replace(recipe, pairs=pairs)
+
+
 def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     """The file's tables over those of the recipe that it extends: a shipped one's name, or a file beside it."""
     if path.resolve() in extending:
@@ -154,12 +170,17 @@ def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         return own
     if not isinstance(base, str):
         raise InputError(f"{path}: extends must be a recipe's name or a file, not {base!r}")
-    shipped = RECIPES / f"{base}.toml"
-    below = _read(shipped if shipped.is_file() else find(path.parent / base), (*extending, path.resolve()))
+    try:
+        below = _read(
+            find(base if base in recipe_names() else path.parent / base), (*extending, path.resolve())
+        )
+    except InputError as error:
+        raise InputError(f"{path}: extends {base[:80]!r}: {error}") from error
     return {**below, **{name: _over(below.get(name), value, name) for name, value in own.items()}}
 
 
 def _over(below: Any, own: Any, name: str) -> Any:
     """A table's keys over those below it. Other arms are another comparison: they replace what was there."""
-    merged = name != "arms" and isinstance(below, dict) and isinstance(own, dict)
-    return {**below, **own} if merged else own
+    if name == "arms" or not (isinstance(below, dict) and isinstance(own, dict)):
+        return own
+    return {**below, **{key: _over(below.get(key), value, key) for key, value in own.items()}}

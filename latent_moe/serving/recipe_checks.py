@@ -17,7 +17,7 @@ def check(recipe: Recipe, where: str) -> None:
     if roles.count("baseline") != 1 or len(roles) < 2:
         raise InputError(f"{where}: exactly one arm must be the baseline, the others candidates, not {roles}")
     for name in (recipe.name, *recipe.arms):
-        if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+        if not name.strip(".") or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InputError(f"{where}: {name!r} cannot be a name (letters, digits, . _ -)")
     if (recipe.model.preset is None) == (recipe.model.name is None):
         raise InputError(f"{where}: [model] needs either preset or name")

@@ -10,6 +10,7 @@ from typing import Any
 from latent_moe import profiles
 from latent_moe.platform import describe
 from latent_moe.serving import plan
+from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.recipe import Recipe
 from latent_moe.serving.secrets import hide, secret_values
 from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
@@ -205,4 +206,25 @@ def _parameters(recipe: Recipe) -> dict[str, Any]:
         "prompts_per_concurrency": client.prompts_per_concurrency,
         "pairs": recipe.pairs,
         "seed": recipe.seed,
+        **_what_predict_needs(recipe),
     }
+
+
+def _what_predict_needs(recipe: Recipe) -> dict[str, Any]:
+    """Ranks, tokens a step and the layer's sizes, as far as the recipe says them."""
+    args = recipe.server.args
+    found: dict[str, Any] = {
+        "tp": tp_size(args),
+        "max_num_batched_tokens": _number_after(args, "--max-num-batched-tokens"),
+    }
+    if recipe.model.preset is not None:
+        config = model_config(recipe.model.preset, recipe.model.changes)
+        found["moe_layers"] = config["num_hidden_layers"] - config["first_k_dense_replace"]
+        sizes = {"hidden_size": config["hidden_size"], "latent_size": config["routed_expert_hidden_size"]}
+        found["config"] = sizes
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _number_after(args: list[str], option: str) -> int | None:
+    after = args[args.index(option) + 1 :] if option in args else []
+    return int(after[0]) if after and after[0].isdecimal() else None

@@ -22,8 +22,8 @@ from latent_moe.traces.table import Trace, Warning
 SAME_WITHIN = 0.02
 # Waiting beyond this share of the kernel time is no property of the arm.
 LATE_SHARE = 0.1
-# One call of so many times its kind's median, with this share of the whole time, is no property of the arm either.
-LONG_TIMES, LONG_SHARE = 10, 0.05
+# One call of so many times its kind's next longest, with this share of the whole time, is no property of the arm either.
+LONG_TIMES, LONG_SHARE = 5, 0.05
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Arm:
     busy_ns: int | None
     mean_ns: dict[str, float]
     median_ns: dict[str, float]
-    max_ns: dict[str, int]
+    longest_ns: dict[str, list[int]]
     untimed_calls: int
     collectives: Collectives
     partial: bool
@@ -86,13 +86,20 @@ def compare(
     ]
     per_call, per_step, late = _per_call(*arms), _per_step(*arms), _late(*arms)
     reasons = _obstacles(*arms, kind)
-    basis, speedup = _basis(per_call, per_step, kind, bool(late))
+    # What a single call outweighs says nothing about the arm; calls of another kind can still be compared.
+    reasons += [
+        w.message
+        for w in warnings
+        if w.code == "one_long_call" and (kind is None or f"one {kind} call" in w.message)
+    ]
+    known_late = any(w.code == "late_ranks" for w in late)
+    basis, speedup = _basis(per_call, per_step, kind, known_late)
     warnings += late
     reasons += [] if speedup else [f"no {kind or 'gemm'} calls with a time in both"]
     verdict = "not_comparable" if reasons else _verdict(speedup, same_within)
     reasons = reasons or [
         _because(basis, speedup),
-        *(w.message for w in warnings if w.code == "unequal_calls"),
+        *(w.message for w in warnings if w.code == "unequal_calls" and "per step" not in basis),
     ]
     return Comparison(verdict, basis, reasons, per_call, per_step, *arms, warnings)
 
@@ -110,7 +117,11 @@ def arm(trace: Trace) -> Arm:
         busy_ns=measure.busy_ns(kernels),
         mean_ns={row.key: row.mean_ns for row in rows if row.mean_ns is not None},
         median_ns={row.key: row.median_ns for row in rows if row.median_ns is not None},
-        max_ns={row.key: row.max_ns for row in rows if row.max_ns is not None},
+        longest_ns={
+            row.key: [row.max_ns, row.second_ns]
+            for row in rows
+            if row.max_ns is not None and row.second_ns is not None
+        },
         untimed_calls=len(kernels) - measure.calls(kernels),
         collectives=collectives(kernels),
         partial=trace.partial,
@@ -142,7 +153,12 @@ def _counts(baseline: Arm, candidate: Arm) -> list[Warning]:
     if not unequal:
         return []
     counts = ", ".join(f"{kind} {baseline.calls[kind]} and {candidate.calls[kind]}" for kind in unequal)
-    return [Warning("unequal_calls", f"call counts differ ({counts}): compared per call, totals say nothing")]
+    how = (
+        "steps are compared"
+        if _comparable_steps(baseline, candidate)
+        else "compared per call, totals say nothing"
+    )
+    return [Warning("unequal_calls", f"call counts differ ({counts}): {how}")]
 
 
 def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
@@ -158,11 +174,11 @@ def _long(baseline: Arm, candidate: Arm) -> list[Warning]:
     """A single call that outweighs its kind (a first one, which loads or tunes something) is in every sum and mean."""
     found = []
     for name, one in _named(baseline, candidate):
-        for kind, longest in one.max_ns.items():
-            median = one.median_ns[kind]
-            if longest > LONG_TIMES * median and longest > LONG_SHARE * one.total_ns:
-                text = f"one {kind} call of {longest / 1e3:.1f} us where the median is {median / 1e3:.1f} us"
-                found.append(Warning("one_long_call", f"{name}: {text}: sums and means hold it"))
+        for kind, (longest, second) in one.longest_ns.items():
+            if longest > LONG_TIMES * second and longest > LONG_SHARE * one.total_ns:
+                text = f"one {kind} call took {longest / 1e3:.1f} us, the next longest {second / 1e3:.1f} us"
+                share = f"{100 * longest / one.total_ns:.0f} % of the kernel time"
+                found.append(Warning("one_long_call", f"{name}: {text}: it is {share}"))
     return found
 
 
@@ -171,6 +187,12 @@ def _late(baseline: Arm, candidate: Arm) -> list[Warning]:
     found = []
     for name, one in _named(baseline, candidate):
         wait = one.collectives.wait_ns
+        if wait is None and one.devices == 1 and one.collectives.total_ns > LATE_SHARE * one.total_ns:
+            share = (
+                f"{100 * one.collectives.total_ns / one.total_ns:.0f} % of the kernel time is in collectives"
+            )
+            text = f"{share}; how much of that is waiting for other ranks one rank's recording cannot say"
+            found.append(Warning("wait_unknown", f"{name}: {text}"))
         if wait and wait > LATE_SHARE * one.total_ns:
             share = f"{100 * wait / one.total_ns:.0f} % of the kernel time is waiting for the last rank"
             found.append(Warning("late_ranks", f"{name}: {share}: the verdict leaves it out"))

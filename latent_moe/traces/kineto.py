@@ -20,6 +20,9 @@ from latent_moe.traces.table import Coded, Columns, Kernels, Ranges, constant, e
 FORMAT, EXPORT = "PyTorch profiler JSON", "exported table"
 _NO_ARGS = Args()
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
+_COPIES = {"gpu_memcpy", "gpu_memset"}
+# Copies of less than this share of the kernels' time are not worth a word.
+_COPIES_SHARE = 0.05
 _CALLS = {"cuda_runtime", "cuda_driver", "hip_runtime", "runtime", "driver"}
 # Beyond this a double no longer holds a nanosecond in microseconds.
 _EXACT_US = (1 << 53) / 1000
@@ -51,6 +54,7 @@ class _Collected:
     def __init__(self):
         self.kernels, self.external, self.ranges, self.calls, self.ops = [], [], [], [], []
         self.unread, self.pid = 0, None
+        self.copies, self.copies_us = 0, 0.0
 
     def add(self, path: Path, batch) -> None:
         self.unread += batch.unread
@@ -59,6 +63,8 @@ class _Collected:
         ranges = [e for e in spans if e.cat in _RANGES and _placed(e)]
         calls = [e for e in spans if e.cat in _CALLS and _placed(e)]
         ops = [e for e in spans if e.cat == "cpu_op" and _placed(e)]
+        copies = [e.dur for e in spans if e.cat in _COPIES and e.dur]
+        self.copies, self.copies_us = self.copies + len(copies), self.copies_us + sum(copies)
         for event in (ranges, calls, ops):
             self.pid = self.pid if self.pid is not None or not event else event[0].pid
         self.external.append(ids([(e.args or _NO_ARGS).external for e in kernels], -1))
@@ -79,6 +85,7 @@ def read(path: Path, salvage: bool = False) -> Part:
     part = Part(path, FORMAT, Kernels.concatenate(found.kernels or [Kernels(0)]))
     _check_end(part, stream, salvage)
     _check_damage(part, stream, found)
+    _check_copies(part, found)
     _label(part, stream, found)
     return part
 
@@ -111,6 +118,13 @@ def _check_damage(part: Part, stream: EventStream, found: _Collected) -> None:
             f"{int(negative.sum())} kernels have a negative duration: they count as untimed",
         )
         kernels["flagged"] = np.zeros(len(kernels), dtype=bool)
+
+
+def _check_copies(part: Part, found: _Collected) -> None:
+    """Copies by the device's copy engines are no kernels: nothing here counts them, and a tail may be made of them."""
+    if found.copies_us * 1e3 > _COPIES_SHARE * int(part.kernels["dur_ns"].sum()):
+        text = f"{found.copies} device copies and fills of {found.copies_us:.1f} us in all"
+        part.warn("copies_not_counted", f"{text} are no kernels: no figure here holds them")
 
 
 def _label(part: Part, stream: EventStream, found: _Collected) -> None:

@@ -14,8 +14,8 @@ QUEUE = ("process", "agent", "queue")
 
 @dataclass(frozen=True)
 class Row:
-    """One group of kernels. mean_ns and median_ns are per call, max_ns is the longest one's; None where no call has a
-    time of its own."""
+    """One group of kernels. mean_ns and median_ns are per call, max_ns and second_ns are the two longest; None where no
+    call has a time of its own."""
 
     key: str
     calls: int
@@ -24,6 +24,7 @@ class Row:
     median_ns: float | None
     untimed_calls: int = 0
     max_ns: int | None = None
+    second_ns: int | None = None
 
 
 def calls(kernels: Kernels) -> int:
@@ -121,8 +122,8 @@ def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missin
     """A row from the sorted durations of one group."""
     n, total = len(durations), int(durations.sum())
     median = None if averaged else (int(durations[(n - 1) // 2]) + int(durations[n // 2])) / 2
-    longest = None if averaged else int(durations[-1])
-    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest)
+    longest, second = (None if averaged or n < place else int(durations[-place]) for place in (1, 2))
+    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest, second)
 
 
 def ranks(kernels: Kernels) -> Coded:

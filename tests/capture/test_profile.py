@@ -35,7 +35,7 @@ def stand_in(tmp_path, monkeypatch):
     """rocprofv3 on the PATH and roctx importable, in this process and in those it starts."""
     tool = tmp_path / "bin" / "rocprofv3"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "rocprofv3_stand_in.py"} "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "rocprofv3_stand_in.py"}" "$@"\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "log").mkdir()
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")

@@ -146,3 +146,37 @@ def test_numbers_beyond_computing_are_refused_or_give_numbers(capsys, tmp_path, 
     else:
         assert code == 2
         assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tp", "1"), "nothing to shard"),
+        (("--baseline", "main", "--candidate", "main"), "both 'main'"),
+        (("--table", str(profile_path("cpu_demo"))), "which is not known here: say --hardware"),
+    ],
+)
+def test_what_cannot_be_predicted_is_said(capsys, arguments, said):
+    assert said in _refused(capsys, *arguments)
+
+
+def test_a_column_that_is_there_twice_is_refused(capsys, tmp_path):
+    header, *lines = (profile_path("mi355x_pr51253") / "table.csv").read_text().splitlines()
+    table = tmp_path / "twice.csv"
+    table.write_text("\n".join([f"{header},mean_ttft_ms", *(f"{line},1" for line in lines)]))
+    assert "'mean_ttft_ms' is there twice" in _refused(capsys, "--table", str(table))
+
+
+def test_measured_is_what_the_table_verb_says(capsys):
+    folder = str(profile_path("cpu_demo"))
+    (row,) = _json(capsys, "--table", folder, "--hardware", "h200")["rows"]
+    assert main(["table", folder, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    changes = {each["metric"]: each["delta_pct"] for each in printed}
+    for name in SCORED:
+        assert row["published_delta_pct"][name] == pytest.approx(changes[name])
+
+
+def test_times_that_were_measured_have_no_known_error(capsys):
+    answer = _json(capsys, "--table", str(profile_path("h200x2_vllm")), "--tails", "h200x2_tails")
+    assert {value for row in answer["rows"] for value in row["uncertainty_pp"].values()} == {None}

@@ -82,6 +82,26 @@ def test_ranks_end_with_the_process_that_launched_them(number, tmp_path):
         assert not list(tmp_path.glob("latent_moe_*"))
 
 
+def test_a_second_signal_does_not_cut_short_what_the_first_began(tmp_path):
+    code = "import core_ranks; from latent_moe.parallel import launch; import sys;"
+    code += "launch(core_ranks.misbehave, 2, 'sleep', sys.argv[1])"
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__), "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        pids = _pids(tmp_path, 2)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+            parent.send_signal(number)
+            time.sleep(0.01)
+        assert parent.wait(30) in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert _gone(pids)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
 @pytest.mark.parametrize("tp", [0, -1, 65, 2.0])
 def test_number_of_ranks(tp):
     with pytest.raises(InputError, match="ranks can be launched"):

@@ -34,9 +34,10 @@ def test_rows_are_compared_in_a_child():
 
 
 def test_a_child_that_dies_costs_one_row(monkeypatch, tmp_path):
-    child = tmp_path / "child"
-    child.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\n"
+    child, code = tmp_path / "child", tmp_path / "child.py"
+    child.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{code}" "$@"\n')
+    code.write_text(
+        "import json, os, sys\n"
         "for m in map(int, sys.argv[4].split(',')):\n"
         "    if m == 95: os.kill(os.getpid(), 11)\n"
         "    print(json.dumps({'M': m, 'N': 1, 'K': 1, 'ok': True, 'rel_diff': 0.0, 'fault': None}), flush=True)\n"

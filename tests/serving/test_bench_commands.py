@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from latent_moe.cli import main
 from latent_moe.errors import InputError
 from latent_moe.serving import plan
 from latent_moe.serving.dry_run import commands, text
@@ -103,6 +104,11 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
     [
         ('role = "candidate"', 'role = "baseline"', "exactly one arm"),
         ("pairs = 4", "pairs = 0", "pairs"),
+        ("pairs = 4", "pairs = 1000000000", "pairs"),
+        ("pairs = 4", "pairs = 4\nseed = -1", "seed"),
+        ("pairs = 4", "pairs = 4\nseed = 20261130", "seed"),
+        ('preset = "cpu"', 'preset = "cpu"\nchanges = { hidden_size = "x" }', "hidden_size must be"),
+        ("[arms.replicated]", '[arms.".."]', "cannot be a name"),
         ("isl = 128", "isl = 128\nunknown = 3", "unknown"),
         ('preset = "cpu"', 'preset = "cpux"', "unknown model 'cpux'"),
         ("concurrencies = [4]", "concurrencies = [4, 4]", "twice"),
@@ -126,6 +132,8 @@ def test_a_recipe_extends_another_by_name_or_file(tmp_path):
     assert (twice.name, twice.pairs, twice.client.isl) == ("twice", 8, 512)
     assert twice.client.osl == demo.client.osl
     assert (twice.server, twice.arms) == (demo.server, demo.arms)
+    (tmp_path / "env.toml").write_text('extends = "cpu_demo"\nname = "env"\n[server.env]\nA = "1"\n')
+    assert load_recipe(tmp_path / "env.toml").server.env == {**demo.server.env, "A": "1"}
     other = '[arms.a]\nrole = "baseline"\n[arms.b]\nrole = "candidate"\n'
     (tmp_path / "arms.toml").write_text('extends = "cpu_demo"\nname = "arms"\n' + other)
     assert list(load_recipe(tmp_path / "arms.toml").arms) == ["a", "b"]
@@ -134,7 +142,8 @@ def test_a_recipe_extends_another_by_name_or_file(tmp_path):
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        ('"own.toml"', "extends itself"),
+        ('"own.toml"', "own.toml: extends 'own.toml'.*extends itself"),
+        ('"bad.toml"', "own.toml: extends 'bad.toml'.*not a recipe"),
         ('"nowhere"', "no recipe"),
         ("3", "extends must be"),
         ('"."', "no recipe"),
@@ -142,9 +151,22 @@ def test_a_recipe_extends_another_by_name_or_file(tmp_path):
 )
 def test_a_base_that_cannot_be_had(tmp_path, base, said):
     own = tmp_path / "own.toml"
+    (tmp_path / "bad.toml").write_text("pairs = ")
     own.write_text(f'extends = {base}\nname = "own"\n')
     with pytest.raises(InputError, match=said):
         load_recipe(own)
+
+
+@pytest.mark.parametrize("pairs", ["0", "-5", "99999999999"])
+def test_a_number_of_pairs_that_cannot_be_is_refused_in_a_dry_run_too(capsys, pairs):
+    assert main(["bench", "cpu_demo", "--dry-run", "--pairs", pairs]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_dry_run_shows_the_pairs_asked_for(capsys):
+    assert main(["bench", "cpu_demo", "--dry-run", "--pairs", "1"]) == 0
+    (order,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# boots in order")]
+    assert order.split(":")[1].split() == ["replicated", "column_parallel"]
 
 
 def test_dry_run_shows_no_token_of_an_arm(tmp_path, repository, monkeypatch):

@@ -12,8 +12,8 @@ from latent_moe.serving.server import Guarded
 
 CONSOLE = """#!/bin/sh
 case "$1" in
-  serve) shift 2; exec {python} -m vllm.entrypoints.openai.api_server "$@" ;;
-  bench) shift 2; exec {python} -m latent_moe.serving.vllm_client "$@" ;;
+  serve) shift 2; exec "{python}" -m vllm.entrypoints.openai.api_server "$@" ;;
+  bench) shift 2; exec "{python}" -m latent_moe.serving.vllm_client "$@" ;;
 esac
 """
 

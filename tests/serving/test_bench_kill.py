@@ -39,6 +39,27 @@ def test_a_server_ends_with_its_parent_however_that_goes(tmp_path, number):
     assert wait_gone(mark) == []
 
 
+BLIND = """
+import subprocess, sys, time
+from latent_moe.serving import guard
+stays = "import pathlib, signal, sys, time\\nsignal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(sys.argv[1]).touch(), sys.exit()))"
+stays += "\\nprint('up', flush=True)\\ntime.sleep(600)"
+first = guard.start([sys.executable, "-c", "pass"])
+first.wait()
+orphan = subprocess.Popen([sys.executable, "-c", stays, sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
+orphan.stdout.readline()
+look, looks = guard.descendants, []
+guard.descendants = lambda pid: look(pid) if looks else looks.append(pid) or []
+guard.end(first, 600)
+"""
+
+
+def test_a_process_that_one_look_missed_is_asked_to_end_by_the_next(tmp_path):
+    asked = tmp_path / "asked"
+    subprocess.run([sys.executable, "-c", BLIND, str(asked)], timeout=60, check=True)
+    assert asked.exists()
+
+
 def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):
     script = "print('loading'); print('no such device: cuda:7'); raise SystemExit(3)"
     process = Guarded([sys.executable, "-c", script], {}, tmp_path / "server.log")

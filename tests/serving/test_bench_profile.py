@@ -31,7 +31,7 @@ def rocm(tmp_path, monkeypatch):
     """A ROCm machine, as far as the choice of the profiler looks, with a stand-in for rocprofv3 on the PATH."""
     tool = tmp_path / "bin" / "rocprofv3"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "rocprofv3_of_a_server.py"} "$@"\n')
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HERE / "rocprofv3_of_a_server.py"}" "$@"\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "log").mkdir()
     monkeypatch.setattr(trace_run, "describe", lambda: SimpleNamespace(kind="rocm"))

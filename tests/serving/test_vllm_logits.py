@@ -108,6 +108,8 @@ def served(folder, tp: int, log, tail: str = "column_parallel", more=("--enforce
     command += ["--max-model-len", "256", "--max-num-seqs", "2", "--max-logprobs", str(V)]
     command += ["--logprobs-mode", "raw_logits", *more]
     env = {"LATENT_MOE_TAIL": tail, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    if "--enforce-eager" in more:
+        env["TORCHDYNAMO_DISABLE"] = "1"  # a C++ compiler stumbles over a space in the checkout's path
     env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i) for i in range(tp))}
     with Server(f"tp{tp}", Guarded(command, env | added, log), port) as server:
         server.wait_healthy(280)
@@ -155,6 +157,8 @@ def test_vllm_and_our_layer_agree_on_every_logit(folder, tmp_path, tp):
 def test_a_compiled_model_gives_the_same_logits_at_every_length(folder, cache, tmp_path, tail):
     """torch.compile keeps what it traced at one T: a tail that decides by T must not have been looked into. vLLM keeps
     compiled models for the next server: one of another tail must not be taken for this one's."""
+    if " " in sys.prefix:
+        pytest.skip("torch gives its C++ compiler paths that it cannot read with a space in them")
     log = tmp_path / "server.log"
     lengths = (12, 7, 1)
     with served(folder, 2, log, tail, more=(), VLLM_CACHE_ROOT=str(cache)) as url:

@@ -260,7 +260,7 @@ def test_waiting_for_a_late_rank_is_no_slowness():
     assert "late_ranks" in codes(result)
 
 
-def test_a_single_long_call_is_told(tmp_path):
+def test_a_single_long_call_is_told_and_judged_by_nothing(tmp_path):
     def trace(name, first):
         rows = [
             (0, 1, GEMM, 1_000_000 * i, 1_000_000 * i + (first if i == 1 else 10_000)) for i in range(1, 9)
@@ -269,9 +269,25 @@ def test_a_single_long_call_is_told(tmp_path):
 
     calm, slow = trace("calm.csv", 10_000), trace("slow.csv", 900_000)
     assert [w.code for w in compare(calm, calm).warnings] == []
-    (told,) = compare(slow, calm).warnings
+    found = compare(slow, calm)
+    (told,) = found.warnings
     assert told.code == "one_long_call"
-    assert (
-        told.message
-        == "baseline: one gemm call of 900.0 us where the median is 10.0 us: sums and means hold it"
+    assert told.message.startswith(
+        "baseline: one gemm call took 900.0 us, the next longest 10.0 us: it is 93 %"
     )
+    assert found.verdict == "not_comparable"
+    assert found.reasons == [told.message]
+
+
+def test_several_long_calls_are_no_single_one(tmp_path):
+    rows = [(0, 1, GEMM, 1_000_000 * i, 1_000_000 * i + (150_000 if i < 4 else 10_000)) for i in range(1, 10)]
+    trace = read(csv(tmp_path / "two_sizes.csv", rows))
+    assert compare(trace, trace).warnings == []
+
+
+def test_waiting_that_one_rank_cannot_tell_is_told(tmp_path):
+    rows = [(0, 1, GEMM, 10_000, 20_000), (0, 1, REDUCE, 20_000, 50_000), (0, 1, REDUCE, 60_000, 90_000)]
+    trace = read(csv(tmp_path / "one_rank.csv", rows))
+    told = [w for w in compare(trace, trace).warnings if w.code == "wait_unknown"]
+    assert [w.message.split(":")[0] for w in told] == ["baseline", "candidate"]
+    assert "86 % of the kernel time" in told[0].message

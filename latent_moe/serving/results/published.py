@@ -5,7 +5,7 @@ import io
 import math
 
 from latent_moe.errors import InputError
-from latent_moe.serving.results.run import METRICS, Run
+from latent_moe.serving.results.run import METRICS, Run, possible
 
 
 def looks_like_published(text: str) -> bool:
@@ -45,9 +45,9 @@ def _run(row: dict[str, str | None], where: str) -> Run:
         isl=_whole(cells.get("isl", ""), "isl", where),
         osl=_whole(cells.get("osl", ""), "osl", where),
         concurrency=_whole(cells.get("concurrency", ""), "concurrency", where),
-        values={name: value for name, value in numbers.items() if value > 0},
-        impossible={name: value for name, value in numbers.items() if value <= 0},
-        printed={name: text for name, text in printed.items() if numbers[name] > 0},
+        values={name: value for name, value in numbers.items() if possible(value)},
+        impossible={name: value for name, value in numbers.items() if not possible(value)},
+        printed={name: text for name, text in printed.items() if possible(numbers[name])},
         kind="published",
     )
 

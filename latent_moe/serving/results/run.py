@@ -25,9 +25,16 @@ _METRICS = (
     Metric("mean_tpot_ms", "Mean TPOT (ms)", "ms", -1),
     Metric("mean_itl_ms", "Mean ITL (ms)", "ms", -1),
 )
+# Beyond these no client measured anything; their ratios would leave the range of a double.
+_SMALLEST, _LARGEST = 1e-9, 1e15
 METRICS = {metric.name: metric for metric in _METRICS}
 PRIMARY = "total_tok_per_s"
 NEEDS_TWO_TOKENS = ("mean_tpot_ms", "mean_itl_ms")
+
+
+def possible(value: float) -> bool:
+    """Whether a clock can have measured this rate or time: positive, and of a size that rates and times have."""
+    return _SMALLEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Run:
     """One run of the benchmark client.
 
     `values` maps metric names to positive numbers; `printed` holds the text of numbers that were read with a fixed
-    number of decimals; `impossible` holds what the client wrote and no clock can have measured (zero or negative).
+    number of decimals; `impossible` holds what the client wrote and no clock can have measured (see `possible`).
     `isl` and `osl` are tokens per request (asked for where known, else measured), `concurrency` the client's limit;
     None means unknown. `pair` ties the runs of two arms, `boot` names a server start, `order` its place in the session.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 from latent_moe.errors import InputError
 from latent_moe.serving import fields
-from latent_moe.serving.results.run import NEEDS_TWO_TOKENS, Run
+from latent_moe.serving.results.run import NEEDS_TWO_TOKENS, Run, possible
 
 _SPELLINGS = {
     "total_tok_per_s": ("total_token_throughput",),
@@ -84,9 +84,9 @@ def _values(
     skipped = NEEDS_TWO_TOKENS if one_token_per_request(counts) else ()
     present = {name: value for name, value in found.items() if value is not None and name not in skipped}
     checked = {key: value for key, value in checked.items() if f"mean{key[6:]}" not in skipped}
-    impossible = {name: value for name, value in present.items() if value <= 0}
+    impossible = {name: value for name, value in present.items() if not possible(value)}
     impossible |= {name: value for name, value in checked.items() if value is not None and value < 0}
-    return {name: value for name, value in present.items() if value > 0}, impossible
+    return {name: value for name, value in present.items() if possible(value)}, impossible
 
 
 def _sum_of_rates(raw: dict[str, Any], where: str, output: float | None) -> float | None:
