@@ -119,7 +119,7 @@ def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setu
     ttft = row.metrics["mean_ttft_ms"] * (1 - step_saving / step_ms)
     if e2e <= ttft or ttft <= 0:
         raise InputError(
-            f"concurrency {row.concurrency}: the modelled saving exceeds the time there is to save"
+            f"concurrency {row.concurrency}: the modelled saving exceeds the time there is to save: is the table of this hardware?"
         )
     tpot = (e2e - ttft) / (row.osl - 1)
     faster = row.e2e_ms / e2e

@@ -169,7 +169,8 @@ def text(answer: Mapping[str, Any]) -> str:
     lines.append("mean absolute error, percentage points: " + _errors(answer["mae_pp"]))
     if answer.get("table_hardware") not in (None, answer["hardware"]):
         lines.append(
-            f"the table is of {answer['table_hardware']}: beside {answer['hardware']} that is no error of the model"
+            f"the table is of {answer['table_hardware']}: savings on {answer['hardware']} are set against its steps, so these "
+            "changes are those of neither machine; give --table with rows of your own (runs of `bench` or a CSV)"
         )
     lines += [f"concurrency {row['concurrency']}: {note}" for row in answer["rows"] for note in row["notes"]]
     return "\n".join(lines)

@@ -15,12 +15,14 @@ from latent_moe.serving.guard import GRACE_S
 from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.progress import Meter
 from latent_moe.serving.recipe import Recipe
+from latent_moe.serving.recipe_checks import DEFAULT_PORT
 from latent_moe.serving.server import Guarded, Server, ServerError, check_port, free_port
 
 # What ran, else (a compiled model cannot say that) what was built.
 _GEMM = (
     re.compile(r"latent_moe: (tail \S+ ran .*)"),
-    re.compile(r"latent_moe: (tail \S+ for .* GEMM .*)"),
+    re.compile(r"latent_moe: (tail \S+ for .*)"),
+    re.compile(r"latent_moe: (tail \S+ refused, .*)"),
 )
 _K3_SHARDED = "up-projecting only this rank's hidden shard"
 _CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -148,7 +150,7 @@ class BootRun:
         command = commands.client_command(
             self.recipe, self.model, concurrency, self.python, prompts, commands.environment()
         )
-        port = None if self.recipe.server.port == commands.DEFAULT_PORT else self.port
+        port = None if self.recipe.server.port == DEFAULT_PORT else self.port
         added = commands.saving(self.folder.resolve(), f"{name}.json", seed, port)
         added += self.tracing.client if prompts is None else ()
         return Job(name, commands.Command(command.words, command.env, added), self.folder / f"{name}.json")
@@ -181,8 +183,13 @@ class BootRun:
     def _check_tail(self, server: Server) -> None:
         """Arms that differ by LATENT_MOE_TAIL alone are the same arm where nothing in the server reads it."""
         tail = records.tail_of(self.recipe, self.boot.arm)
-        if tail is None or "latent_moe: tail " in server.process.log.read_text("utf-8", "replace"):
+        said = gemm_line(server.process.log) or ""
+        if tail is None or (said.startswith("tail ") and not _is_refusal(said)):
             return
+        if _is_refusal(said):
+            if records.tp_size([*self.recipe.server.args, *self.arm.args]) == 1:
+                return  # one rank has nothing to shard: said in the record, and meant where a recipe asks for it
+            raise ServerError(f"server {self.boot.arm}: {said}", server.process.tail())
         raise ServerError(
             f"server {self.boot.arm} says nothing about LATENT_MOE_TAIL={tail}: its vLLM does not run this package's "
             "runner (latent_moe must be installed beside it, the model be one it knows, and the log level let INFO pass)",
@@ -249,6 +256,10 @@ def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -
             f"concurrency {concurrency}",
             server.process.tail(),
         )
+
+
+def _is_refusal(said: str) -> bool:
+    return " refused, " in said
 
 
 def summary(result: dict) -> str:

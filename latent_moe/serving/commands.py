@@ -16,7 +16,6 @@ from latent_moe.serving.secrets import HIDDEN, expand, hide, is_secret_name, ref
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CLIENT_MODULE = "latent_moe.serving.vllm_client"
 STANDBY_MODULE = "latent_moe.serving.vllm_server"
-DEFAULT_PORT = 8000
 _QUOTED = shlex.quote(HIDDEN)
 
 

@@ -8,6 +8,7 @@ from latent_moe.errors import InputError
 from latent_moe.serving import commands as build
 from latent_moe.serving import plan
 from latent_moe.serving.recipe import Recipe
+from latent_moe.serving.recipe_checks import DEFAULT_PORT
 
 OUT = Path("OUT")
 _ANY_PORT = 0
@@ -21,7 +22,7 @@ def commands(recipe: Recipe) -> list[dict[str, Any]]:
         listed.append(_server(recipe, arm, python, missing))
         listed += [_client(recipe, arm, python, concurrency) for concurrency in recipe.client.concurrencies]
         if recipe.accuracy:
-            url = f"http://127.0.0.1:{recipe.server.port or build.DEFAULT_PORT}"
+            url = f"http://127.0.0.1:{recipe.server.port or DEFAULT_PORT}"
             command = build.accuracy_command(recipe, url, OUT / "accuracy" / arm)
             listed.append(_entry("accuracy", arm, command, note=recipe.accuracy.note))
     return listed
@@ -44,7 +45,7 @@ def _server(recipe: Recipe, arm: str, python: str | None, note: str) -> dict[str
 def _client(recipe: Recipe, arm: str, python: str | None, concurrency: int) -> dict[str, Any]:
     model = recipe.model.name or recipe.model.preset or ""
     command = build.client_command(recipe, model, concurrency, python)
-    port = None if recipe.server.port == build.DEFAULT_PORT else recipe.server.port
+    port = None if recipe.server.port == DEFAULT_PORT else recipe.server.port
     seed = plan.seed(recipe, 1, concurrency)
     added = build.saving(OUT / "logs", f"c{concurrency}.json", seed, port)
     return _entry("client", arm, build.Command(command.words, added=added), concurrency=concurrency)

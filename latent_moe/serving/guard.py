@@ -6,6 +6,7 @@ when the server's first process exits. As a subreaper the guard inherits every o
 left the server's group are found and ended too. The exit code is the server's own.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -79,20 +80,23 @@ def wait_for_parent(told: threading.Event) -> None:
 
 
 def copy_log(source, log: str, secrets: list[str]) -> None:
-    """Write what the server prints to `log`, each secret value replaced."""
-    with open(log, "a", encoding="utf-8", errors="replace") as target:
+    """Write what the server prints to `log`, each secret value replaced; what cannot be written is lost."""
+    # Line by line: what failed to be written is not kept in a buffer to fail again.
+    with open(log, "ab", buffering=0) as target:
         for raw in iter(source.readline, b""):
             line = raw.decode("utf-8", "replace")
             for secret in secrets:
                 line = line.replace(secret, "***")
-            target.write(line)
-            target.flush()
+            # A full disk must not stop the server, which would wait for its pipe to be read.
+            with contextlib.suppress(OSError):
+                target.write(line.encode("utf-8", "replace"))
 
 
 def end(child: subprocess.Popen, grace_s: float) -> int:
     """End the server's group politely, after `grace_s` what is left by force; returns the server's exit code."""
+    # Those of the group hear it once: a second SIGTERM could cut short what the first began.
+    asked = {pid for pid in descendants(os.getpid()) if group_of(pid) == child.pid}
     signal_group(child.pid, signal.SIGTERM)
-    asked: set[int] = set()
     deadline = time.monotonic() + grace_s
     empty = 0
     # An orphan that is just changing parents is missed by one look, and found by the next.
@@ -130,6 +134,14 @@ def signal_group(pid: int, number: int) -> None:
         return
 
 
+def group_of(pid: int) -> int | None:
+    """The process group of `pid`, None when it is gone."""
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
+
+
 def signal_one(pid: int, number: int) -> None:
     """Signal one process, if it is still there."""
     try:
@@ -141,43 +153,39 @@ def signal_one(pid: int, number: int) -> None:
 def reap(first: subprocess.Popen) -> None:
     """Collect orphans that have exited; the server's first process is left to its Popen."""
     first.poll()
-    for pid in children(os.getpid()):
-        stat = _stat(pid)
-        if stat and stat[0] == "Z" and pid != first.pid:
+    for pid, (state, parent) in _processes().items():
+        if parent == os.getpid() and state == "Z" and pid != first.pid:
             try:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 continue
 
 
-def children(pid: int) -> list[int]:
-    """The live and dead direct children of `pid`, from /proc."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        stat = _stat(int(entry.name))
-        if stat and int(stat[1]) == pid:
-            found.append(int(entry.name))
-    return found
-
-
 def descendants(pid: int) -> list[int]:
-    """Every live process below `pid`, nearest first."""
-    found: list[int] = []
-    for child in children(pid):
-        stat = _stat(child)
-        if stat and stat[0] != "Z":
-            found.append(child)
-        found += descendants(child)
+    """Every live process below `pid`, nearest first; one look over /proc, however many there are."""
+    below: dict[int, list[int]] = {}
+    processes = _processes()
+    for child, (_, parent) in processes.items():
+        below.setdefault(parent, []).append(child)
+    found, rest = [], [pid]
+    while rest:
+        children = below.get(rest.pop(0), [])
+        found += [child for child in children if processes[child][0] != "Z"]
+        rest += children
     return found
 
 
-def _stat(pid: int) -> list[str] | None:
-    """[state, parent pid, ...] of a process, None when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
+def _processes() -> dict[int, tuple[str, int]]:
+    """{pid: (state, parent pid)} of every process there is, dead ones that nobody has collected (Z) included."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        state, parent = text.rpartition(")")[2].split()[:2]
+        found[int(entry.name)] = (state, int(parent))
+    return found
 
 
 if __name__ == "__main__":

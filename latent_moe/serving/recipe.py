@@ -76,9 +76,9 @@ class ParitySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Greedy answers to compare: `prompts` texts, or `count` prompts of `length` token ids where none are given."""
 
     prompts: list[str] = []
-    count: Count = 8
-    length: Count = 64
-    max_tokens: Count = 32
+    count: AtLeastOne = 8
+    length: AtLeastOne = 64
+    max_tokens: AtLeastOne = 32
 
 
 class AccuracySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -168,6 +168,8 @@ def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     base = own.pop("extends", None)
     if base is None:
         return own
+    if unsaid := [key for key in ("name", "title") if key not in own]:
+        raise InputError(f"{path}: a recipe that extends another has a {unsaid[0]} of its own")
     if not isinstance(base, str):
         raise InputError(f"{path}: extends must be a recipe's name or a file, not {base!r}")
     try:

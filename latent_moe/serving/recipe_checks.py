@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from latent_moe.cost.tail import TAIL_NAMES
 from latent_moe.errors import InputError
 from latent_moe.serving.model_dir import model_config
+from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
+
+DEFAULT_PORT = 8000  # vLLM's own
 
 if TYPE_CHECKING:
     from latent_moe.serving.recipe import Arm, Recipe, ServerSpec
@@ -20,16 +24,43 @@ def check(recipe: Recipe, where: str) -> None:
         if not name.strip(".") or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
             raise InputError(f"{where}: {name!r} cannot be a name (letters, digits, . _ -)")
     if (recipe.model.preset is None) == (recipe.model.name is None):
-        raise InputError(f"{where}: [model] needs either preset or name")
+        raise InputError(f"{where}: [model] needs either preset or name, not both")
     if recipe.model.preset is not None:
         try:
             model_config(recipe.model.preset, recipe.model.changes)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
+    _check_tails(recipe, where)
+    _check_port(recipe, where)
     if recipe.server.standby and recipe.server.launcher != "module":
         raise InputError(f'{where}: standby needs launcher = "module"')
     _check_work(recipe, where)
     _check_words(recipe, where)
+
+
+def _check_tails(recipe: Recipe, where: str) -> None:
+    """An arm of our own model that names no tail would quietly run the default one, under whatever name it has."""
+    for name, arm in recipe.arms.items():
+        tail = {**recipe.server.env, **arm.env}.get(TAIL_VARIABLE)
+        if tail is None and recipe.model.preset is not None:
+            raise InputError(f"{where}: [arms.{name}] env says no {TAIL_VARIABLE}")
+        if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, "auto"):
+            raise InputError(
+                f"{where}: [arms.{name}] {TAIL_VARIABLE}={tail} is none of {', '.join(TAIL_NAMES)}, auto"
+            )
+
+
+def _check_port(recipe: Recipe, where: str) -> None:
+    port = recipe.server.port
+    if port and recipe.server.standby:
+        raise InputError(
+            f"{where}: standby starts two servers at a time, they cannot share [server] port {port}"
+        )
+    for name, arm in recipe.arms.items():
+        words = [*recipe.server.args, *arm.args]
+        if port not in (0, DEFAULT_PORT) and "--port" not in words and f"--port={port}" not in words:
+            text = f"[server] port {port} is not passed on, and [arms.{name}] args name no --port"
+            raise InputError(f"{where}: {text}: vLLM listens on {DEFAULT_PORT} then")
 
 
 def _check_work(recipe: Recipe, where: str) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,8 @@ def device_name(recipe: Recipe) -> str:
 
 
 def tp_size(arguments: list[str]) -> int | None:
-    """The server's --tensor-parallel-size, None where it is not given."""
-    for name in ("--tensor-parallel-size", "-tp"):
-        if name in arguments[:-1]:
-            return int(arguments[arguments.index(name) + 1])
-    return None
+    """The server's --tensor-parallel-size, None where it is not given as a number."""
+    return _number_after(arguments, "--tensor-parallel-size") or _number_after(arguments, "-tp")
 
 
 def prefix_caching(arguments: list[str]) -> bool | None:
@@ -226,5 +224,7 @@ def _what_predict_needs(recipe: Recipe) -> dict[str, Any]:
 
 
 def _number_after(args: list[str], option: str) -> int | None:
-    after = args[args.index(option) + 1 :] if option in args else []
-    return int(after[0]) if after and after[0].isdecimal() else None
+    """The number behind an option, as a word of its own or after "="; of several the last."""
+    texts = [after for word, after in pairwise(args) if word == option]
+    texts += [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
+    return int(texts[-1]) if texts and texts[-1].isdecimal() else None

@@ -56,7 +56,9 @@ def _json(path: Path, start: bytes) -> Found:
         from latent_moe.traces import kineto
 
         return Found(kineto.FORMAT, kineto.read)
-    return Found("JSON file that is no trace (no traceEvents, no rocprofiler-sdk-tool)")
+    return Found(
+        "JSON file that is no trace (no traceEvents, no rocprofiler-sdk-tool; results of bench are for `table`)"
+    )
 
 
 def _key(text: bytes) -> bytes | None:

@@ -9,7 +9,7 @@ import pytest
 
 from latent_moe.cli import main
 from latent_moe.errors import InputError
-from latent_moe.serving import plan
+from latent_moe.serving import plan, records
 from latent_moe.serving.dry_run import commands, text
 from latent_moe.serving.recipe import load_recipe, recipe_names
 from latent_moe.serving.secrets import hide, secret_values
@@ -109,6 +109,11 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
         ("pairs = 4", "pairs = 4\nseed = 20261130", "seed"),
         ('preset = "cpu"', 'preset = "cpu"\nchanges = { hidden_size = "x" }', "hidden_size must be"),
         ("[arms.replicated]", '[arms.".."]', "cannot be a name"),
+        ('env = { LATENT_MOE_TAIL = "replicated" }', "", "env says no LATENT_MOE_TAIL"),
+        ('"replicated" }', '"column-parallel" }', "is none of replicated"),
+        ("[server]", "[server]\nport = 9000", "vLLM listens on 8000"),
+        ("[server]", "[server]\nport = 8000\nstandby = true", "two servers at a time"),
+        ('name = "cpu_demo"\n', 'extends = "cpu_quick"\n', "a name of its own"),
         ("isl = 128", "isl = 128\nunknown = 3", "unknown"),
         ('preset = "cpu"', 'preset = "cpux"', "unknown model 'cpux'"),
         ("concurrencies = [4]", "concurrencies = [4, 4]", "twice"),
@@ -126,16 +131,21 @@ def test_a_bad_recipe_is_one_line_with_file_and_fault(tmp_path, repository, old,
 
 
 def test_a_recipe_extends_another_by_name_or_file(tmp_path):
-    (tmp_path / "longer.toml").write_text('extends = "cpu_demo"\nname = "longer"\n[client]\nisl = 512\n')
-    (tmp_path / "twice.toml").write_text('extends = "longer.toml"\nname = "twice"\npairs = 8\n')
+    (tmp_path / "longer.toml").write_text(
+        'extends = "cpu_demo"\nname = "longer"\ntitle = "x"\n[client]\nisl = 512\n'
+    )
+    (tmp_path / "twice.toml").write_text('extends = "longer.toml"\nname = "twice"\ntitle = "x"\npairs = 8\n')
     demo, twice = load_recipe("cpu_demo"), load_recipe(tmp_path / "twice.toml")
     assert (twice.name, twice.pairs, twice.client.isl) == ("twice", 8, 512)
     assert twice.client.osl == demo.client.osl
     assert (twice.server, twice.arms) == (demo.server, demo.arms)
-    (tmp_path / "env.toml").write_text('extends = "cpu_demo"\nname = "env"\n[server.env]\nA = "1"\n')
+    (tmp_path / "env.toml").write_text(
+        'extends = "cpu_demo"\nname = "env"\ntitle = "x"\n[server.env]\nA = "1"\n'
+    )
     assert load_recipe(tmp_path / "env.toml").server.env == {**demo.server.env, "A": "1"}
-    other = '[arms.a]\nrole = "baseline"\n[arms.b]\nrole = "candidate"\n'
-    (tmp_path / "arms.toml").write_text('extends = "cpu_demo"\nname = "arms"\n' + other)
+    other = '[arms.a]\nrole = "baseline"\nenv.LATENT_MOE_TAIL = "replicated"\n'
+    other += '[arms.b]\nrole = "candidate"\nenv.LATENT_MOE_TAIL = "auto"\n'
+    (tmp_path / "arms.toml").write_text('extends = "cpu_demo"\nname = "arms"\ntitle = "x"\n' + other)
     assert list(load_recipe(tmp_path / "arms.toml").arms) == ["a", "b"]
 
 
@@ -152,7 +162,7 @@ def test_a_recipe_extends_another_by_name_or_file(tmp_path):
 def test_a_base_that_cannot_be_had(tmp_path, base, said):
     own = tmp_path / "own.toml"
     (tmp_path / "bad.toml").write_text("pairs = ")
-    own.write_text(f'extends = {base}\nname = "own"\n')
+    own.write_text(f'extends = {base}\nname = "own"\ntitle = "x"\n')
     with pytest.raises(InputError, match=said):
         load_recipe(own)
 
@@ -200,3 +210,18 @@ def test_secrets_are_found_by_name_reference_and_option(monkeypatch):
     assert {"hf_abcdef", "phrase-1234", "k-9876"} <= set(values)
     assert "plain" not in values
     assert hide("hf_abcdef and k-9876", values) == "*** and ***"
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (["-tp", "4"], 4),
+        (["--tensor-parallel-size=2"], 2),
+        (["--tensor-parallel-size", "2", "--tensor-parallel-size", "8"], 8),
+        (["--tensor-parallel-size", "${TP}"], None),
+        (["--tensor-parallel-size"], None),
+        ([], None),
+    ],
+)
+def test_ranks_are_read_from_the_servers_arguments(words, ranks):
+    assert records.tp_size(words) == ranks

@@ -64,6 +64,11 @@ def test_a_client_that_fails(tmp_path, setting, fault, line, log):
     [
         ("loading", "server one died before it was ready (exit code 3)", "model-00001.safetensors"),
         ("no plugin", "server one says nothing about LATENT_MOE_TAIL=replicated", "environment:"),
+        (
+            "refused",
+            "server one: tail replicated refused, layers end as vLLM ends them: no GPU",
+            "environment:",
+        ),
         ("under load", "server one died while one was measured at concurrency 2 (exit code 9)", "HIP out of"),
         ("slow death", "server one died while one was measured at concurrency 2 (exit code 9)", "HIP out of"),
     ],

@@ -9,6 +9,7 @@ import time
 import pytest
 from processes import MARK, survivors, wait_gone
 
+from latent_moe.serving import guard
 from latent_moe.serving.server import Guarded, Server, ServerError, free_port
 
 FAMILY = "import subprocess,sys,time; subprocess.Popen(['sleep','600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
@@ -49,7 +50,7 @@ first.wait()
 orphan = subprocess.Popen([sys.executable, "-c", stays, sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
 orphan.stdout.readline()
 look, looks = guard.descendants, []
-guard.descendants = lambda pid: look(pid) if looks else looks.append(pid) or []
+guard.descendants = lambda pid: look(pid) if len(looks) > 1 else looks.append(pid) or []
 guard.end(first, 600)
 """
 
@@ -58,6 +59,34 @@ def test_a_process_that_one_look_missed_is_asked_to_end_by_the_next(tmp_path):
     asked = tmp_path / "asked"
     subprocess.run([sys.executable, "-c", BLIND, str(asked)], timeout=60, check=True)
     assert asked.exists()
+
+
+COUNTS = """
+import pathlib, signal, sys, time
+heard = []
+signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+print("up", flush=True)
+while not heard:
+    time.sleep(0.05)
+time.sleep(1)
+pathlib.Path(sys.argv[1]).write_text(str(len(heard)))
+"""
+
+
+def test_a_server_hears_once_that_it_is_to_end(tmp_path):
+    process = Guarded([sys.executable, "-c", COUNTS, str(tmp_path / "heard")], {}, tmp_path / "server.log")
+    deadline = time.monotonic() + 30
+    while not process.tail().endswith("up") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.stop()
+    assert (tmp_path / "heard").read_text() == "1"
+
+
+def test_a_full_disk_under_the_log_stops_no_server(tmp_path):
+    talks = "for _ in range(20_000): print('x' * 99)"
+    guarded = [sys.executable, guard.__file__, "/dev/full", "--", sys.executable, "-c", talks]
+    with subprocess.Popen(guarded, stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
 
 
 def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):

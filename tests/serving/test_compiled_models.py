@@ -1,9 +1,12 @@
 """torch.compile and the tails: what must not be traced is not, and vLLM keeps the compiled models of two tails apart."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from latent_moe.serving.vllm_model import opaque
+from latent_moe.serving.vllm_model.choice import TailChoice
 from latent_moe.tails import TAILS
 
 
@@ -33,6 +36,23 @@ def test_a_layer_is_ended_by_what_was_registered_last():
 
 def test_only_tails_without_a_decision_are_traced():
     assert {name for name, tail in TAILS.items() if tail.traceable} == {"replicated", "column_parallel"}
+
+
+def test_a_tail_that_this_machine_cannot_run_is_refused_when_the_model_is_built():
+    moe = {
+        "num_logical_experts": 8,
+        "experts_per_token": 2,
+        "intermediate_size_per_partition": 64,
+        "tp_size": 2,
+    }
+    moe |= {"skip_final_all_reduce": False, "is_sequence_parallel": False}
+    layer = SimpleNamespace(
+        moe_config=SimpleNamespace(**moe), routed_scaling_factor=1.0, shared_experts=object()
+    )
+    weight = SimpleNamespace(hidden_size=128, latent_size=64, dtype=torch.float32)
+    chosen = {tail: TailChoice.of_layer(tail, layer, weight, SimpleNamespace(size=2)) for tail in TAILS}
+    assert "does not take float32" in chosen.pop("fused").reason
+    assert {tail: choice.reason for tail, choice in chosen.items()} == dict.fromkeys(chosen)
 
 
 @pytest.mark.vllm

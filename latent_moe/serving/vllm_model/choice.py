@@ -49,6 +49,9 @@ class TailChoice:
         config = _config_of(runner, weight)
         tail = TAILS[DEFAULT if asked == AUTO else asked]
         no = refusal(tail, config, ranks.size, has_up_projection=True, output_is_reduced=False, tokens=None)
+        if no is None and asked != AUTO:
+            # For one token: the tail's own condition there is about the machine, the sizes and the dtype.
+            no = refusal(tail, config, ranks.size, tokens=1, dtype=weight.dtype)
         reason = no.text if no else None
         if reason is None and runner.moe_config.skip_final_all_reduce:
             reason = "a later layer does the final all-reduce"

@@ -32,6 +32,8 @@ def _end_layer(routed: torch.Tensor, shared: torch.Tensor, layer: str) -> None:
     # An operator may not return what it was given, and most tails do: all of them end in `shared`.
     if out.data_ptr() != shared.data_ptr():
         shared.copy_(out)
+    elif out.stride() != shared.stride():
+        shared.copy_(out.clone())
 
 
 def _nothing(routed: torch.Tensor, shared: torch.Tensor, layer: str) -> None:

@@ -29,6 +29,7 @@ class UpProjectionWeight:
         self.own_rows_only = own_rows_only
         self.hidden_size = up_proj.weight.shape[0] * (tp.size if own_rows_only else 1)
         self.latent_size = up_proj.weight.shape[1]
+        self.dtype = up_proj.weight.dtype
         self._kept: torch.Tensor | None = None
         self._whole: torch.Tensor | None = None
 

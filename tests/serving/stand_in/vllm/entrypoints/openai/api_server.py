@@ -60,7 +60,13 @@ class Handler(BaseHTTPRequestHandler):
 def main(arguments):
     print("arguments:", *arguments)
     print("environment:", json.dumps(dict(os.environ)), flush=True)
-    if FAULT != "no plugin":
+    if FAULT == "refused":
+        print(
+            "latent_moe: tail",
+            os.environ.get("LATENT_MOE_TAIL"),
+            "refused, layers end as vLLM ends them: no GPU",
+        )
+    elif FAULT != "no plugin":
         print("latent_moe: tail", os.environ.get("LATENT_MOE_TAIL"), "ran the up-projection GEMM M=T N=8 K=4")
     if FAULT == "loading":
         print("loading weights")
