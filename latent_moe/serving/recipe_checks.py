@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from latent_moe.cost.tail import TAIL_NAMES
 from latent_moe.errors import InputError
 from latent_moe.serving.model_dir import model_config
+from latent_moe.serving.options import number_after
 from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
 
 DEFAULT_PORT = 8000  # vLLM's own
@@ -32,6 +33,7 @@ def check(recipe: Recipe, where: str) -> None:
             raise InputError(f"{where}: {error}") from error
     _check_tails(recipe, where)
     _check_port(recipe, where)
+    _check_lengths(recipe, where)
     if recipe.server.standby and recipe.server.launcher != "module":
         raise InputError(f'{where}: standby needs launcher = "module"')
     _check_work(recipe, where)
@@ -61,6 +63,16 @@ def _check_port(recipe: Recipe, where: str) -> None:
         if port not in (0, DEFAULT_PORT) and "--port" not in words and f"--port={port}" not in words:
             text = f"[server] port {port} is not passed on, and [arms.{name}] args name no --port"
             raise InputError(f"{where}: {text}: vLLM listens on {DEFAULT_PORT} then")
+
+
+def _check_lengths(recipe: Recipe, where: str) -> None:
+    """A server refuses prompts that are too long one by one, and a run of refusals looks like a fast one."""
+    client = recipe.client
+    for name, arm in recipe.arms.items():
+        most = number_after([*recipe.server.args, *arm.args], "--max-model-len")
+        if client.concurrencies and most is not None and client.isl + client.osl > most:
+            asked = f"isl {client.isl} and osl {client.osl}"
+            raise InputError(f"{where}: {asked} do not fit --max-model-len {most} of [arms.{name}]")
 
 
 def _check_work(recipe: Recipe, where: str) -> None:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from latent_moe import profiles
 from latent_moe.platform import describe
 from latent_moe.serving import plan
 from latent_moe.serving.model_dir import model_config
+from latent_moe.serving.options import number_after
 from latent_moe.serving.recipe import Recipe
 from latent_moe.serving.secrets import hide, secret_values
 from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
@@ -61,7 +61,7 @@ def device_name(recipe: Recipe) -> str:
 
 def tp_size(arguments: list[str]) -> int | None:
     """The server's --tensor-parallel-size, None where it is not given as a number."""
-    return _number_after(arguments, "--tensor-parallel-size") or _number_after(arguments, "-tp")
+    return number_after(arguments, "--tensor-parallel-size") or number_after(arguments, "-tp")
 
 
 def prefix_caching(arguments: list[str]) -> bool | None:
@@ -213,7 +213,7 @@ def _what_predict_needs(recipe: Recipe) -> dict[str, Any]:
     args = recipe.server.args
     found: dict[str, Any] = {
         "tp": tp_size(args),
-        "max_num_batched_tokens": _number_after(args, "--max-num-batched-tokens"),
+        "max_num_batched_tokens": number_after(args, "--max-num-batched-tokens"),
     }
     if recipe.model.preset is not None:
         config = model_config(recipe.model.preset, recipe.model.changes)
@@ -221,10 +221,3 @@ def _what_predict_needs(recipe: Recipe) -> dict[str, Any]:
         sizes = {"hidden_size": config["hidden_size"], "latent_size": config["routed_expert_hidden_size"]}
         found["config"] = sizes
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _number_after(args: list[str], option: str) -> int | None:
-    """The number behind an option, as a word of its own or after "="; of several the last."""
-    texts = [after for word, after in pairwise(args) if word == option]
-    texts += [word.partition("=")[2] for word in args if word.startswith(f"{option}=")]
-    return int(texts[-1]) if texts and texts[-1].isdecimal() else None

@@ -112,6 +112,7 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
         ('env = { LATENT_MOE_TAIL = "replicated" }', "", "env says no LATENT_MOE_TAIL"),
         ('"replicated" }', '"column-parallel" }', "is none of replicated"),
         ("[server]", "[server]\nport = 9000", "vLLM listens on 8000"),
+        ("isl = 128", "isl = 1009", "do not fit --max-model-len 1024"),
         ("[server]", "[server]\nport = 8000\nstandby = true", "two servers at a time"),
         ('name = "cpu_demo"\n', 'extends = "cpu_quick"\n', "a name of its own"),
         ("isl = 128", "isl = 128\nunknown = 3", "unknown"),
