@@ -94,9 +94,11 @@ def copy_log(source, log: str, secrets: list[str]) -> None:
 
 def end(child: subprocess.Popen, grace_s: float) -> int:
     """End the server's group politely, after `grace_s` what is left by force; returns the server's exit code."""
-    # Those of the group hear it once: a second SIGTERM could cut short what the first began.
-    asked = {pid for pid in descendants(os.getpid()) if group_of(pid) == child.pid}
-    signal_group(child.pid, signal.SIGTERM)
+    if sys.platform != "linux":
+        # Without /proc nothing is found one by one.
+        signal_group(child.pid, signal.SIGTERM)
+    # Each is asked once: a second SIGTERM could cut short what the first began.
+    asked: set[int] = set()
     deadline = time.monotonic() + grace_s
     empty = 0
     # An orphan that is just changing parents is missed by one look, and found by the next.
@@ -132,14 +134,6 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return
-
-
-def group_of(pid: int) -> int | None:
-    """The process group of `pid`, None when it is gone."""
-    try:
-        return os.getpgid(pid)
-    except (ProcessLookupError, PermissionError):
-        return None
 
 
 def signal_one(pid: int, number: int) -> None:

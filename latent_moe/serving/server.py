@@ -1,13 +1,15 @@
 """One vLLM server: started in its own process group behind a guard, waited for, and always ended."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
@@ -17,6 +19,8 @@ from latent_moe.serving.secrets import hide
 _POLL_S = 0.25
 _HTTP_S = 5.0
 _DYING_S = 5.0
+_ENDING_POLL_S = 0.02
+_ENDINGS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class ServerError(LatentMoEError):
@@ -40,6 +44,18 @@ def check_port(port: int) -> None:
         probe.settimeout(1.0)
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise InputError(f"port {port} is taken: another server answers there")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait for the end of this: Popen takes a lock in `poll`, and a Ctrl-C just then would leave it taken, so that
+    nothing could ever wait for the process again.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Guarded:
@@ -76,25 +92,31 @@ class Guarded:
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._process.poll()
+        with _uninterrupted():
+            return self._process.poll()
+
+    def _ends_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_ENDING_POLL_S)
+        return True
 
     def wait(self, timeout_s: float) -> int:
         """Wait for the command's end; returns its exit code. Raises LatentMoEError past `timeout_s`."""
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+        if not self._ends_within(timeout_s):
             self.stop()
-            raise LatentMoEError(f"{self.log.name}: not done within {timeout_s:g} s, ended") from None
+            raise LatentMoEError(f"{self.log.name}: not done within {timeout_s:g} s, ended")
+        return self._process.returncode
 
     def stop(self) -> None:
         """End the command and everything it started; returns when it is gone."""
         if self._process.stdin:
             self._process.stdin.close()
-        try:
-            self._process.wait(self.grace_s + 15.0)
-        except subprocess.TimeoutExpired:
+        if not self._ends_within(self.grace_s + 15.0):
             self._process.kill()
-            self._process.wait()
+            self._ends_within(15.0)
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of the log."""

@@ -50,7 +50,7 @@ first.wait()
 orphan = subprocess.Popen([sys.executable, "-c", stays, sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
 orphan.stdout.readline()
 look, looks = guard.descendants, []
-guard.descendants = lambda pid: look(pid) if len(looks) > 1 else looks.append(pid) or []
+guard.descendants = lambda pid: look(pid) if looks else looks.append(pid) or []
 guard.end(first, 600)
 """
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from bench_driver import bench, environment, one_line, result_files, words, write_recipe
-from processes import wait_gone
+from processes import survivors, wait_gone
 
 from latent_moe.profiles import load_manifest
 
@@ -23,7 +23,11 @@ def interrupted(recipe, out, mark, files: int) -> None:
     while len(list(out.glob("runs/*.json"))) < files and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    try:
+        assert process.wait(60) == 130
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"still there: {survivors(mark)}") from None
     assert wait_gone(mark, 5) == []
     assert list(out.rglob("*.part")) == []
 
