@@ -6,17 +6,15 @@ from argparse import ArgumentParser, Namespace
 from contextlib import contextmanager
 from pathlib import Path
 
-RECIPES = Path(__file__).parents[1] / "serving" / "recipes"
 HELP = "Start real vLLM servers for both arms of a recipe, in turn, drive vLLM's own client, save run by run."
-
-
-def _shipped() -> str:
-    return ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument("recipe", metavar="RECIPE", help=f"a shipped recipe ({_shipped()}) or a .toml file")
+    from latent_moe.serving.recipe import recipe_names
+
+    shipped = ", ".join(recipe_names())
+    parser.add_argument("recipe", metavar="RECIPE", help=f"a shipped recipe ({shipped}) or a .toml file")
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/bench/<time>_<recipe>)")
     parser.add_argument("--resume", action="store_true", help="complete an interrupted --out")
     parser.add_argument(

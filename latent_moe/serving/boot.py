@@ -13,9 +13,9 @@ from latent_moe.serving import answers, commands, plan, records
 from latent_moe.serving.client import Client, ClientError, Job
 from latent_moe.serving.guard import GRACE_S
 from latent_moe.serving.model_dir import model_config
+from latent_moe.serving.options import DEFAULT_PORT, tail_of
 from latent_moe.serving.progress import Meter
 from latent_moe.serving.recipe import Recipe
-from latent_moe.serving.recipe_checks import DEFAULT_PORT
 from latent_moe.serving.server import Guarded, Server, ServerError, check_port, free_port
 
 # What ran, else (a compiled model cannot say that) what was built.
@@ -182,7 +182,7 @@ class BootRun:
 
     def _check_tail(self, server: Server) -> None:
         """Arms that differ by LATENT_MOE_TAIL alone are the same arm where nothing in the server reads it."""
-        tail = records.tail_of(self.recipe, self.boot.arm)
+        tail = tail_of(self.recipe, self.boot.arm)
         said = gemm_line(server.process.log) or ""
         if tail is None or (said.startswith("tail ") and not _is_refusal(said)):
             return

@@ -7,8 +7,8 @@ from typing import Any
 from latent_moe.errors import InputError
 from latent_moe.serving import commands as build
 from latent_moe.serving import plan
+from latent_moe.serving.options import DEFAULT_PORT
 from latent_moe.serving.recipe import Recipe
-from latent_moe.serving.recipe_checks import DEFAULT_PORT
 
 OUT = Path("OUT")
 _ANY_PORT = 0

@@ -1,7 +1,22 @@
-"""A server's arguments, read as vLLM reads them."""
+"""What the servers of a recipe's arms are given, read as vLLM and its plugin read it."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
+
+if TYPE_CHECKING:
+    from latent_moe.serving.recipe import Recipe
+
+DEFAULT_PORT = 8000  # vLLM's own
+
+
+def tail_of(recipe: Recipe, arm: str) -> str | None:
+    """LATENT_MOE_TAIL of the arm."""
+    return {**recipe.server.env, **recipe.arms[arm].env}.get(TAIL_VARIABLE)
 
 
 def number_after(words: Sequence[str], option: str) -> int | None:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from latent_moe.cost.tail import TAIL_NAMES
 from latent_moe.errors import InputError
 from latent_moe.serving.model_dir import model_config
-from latent_moe.serving.options import number_after
+from latent_moe.serving.options import DEFAULT_PORT, number_after, tail_of
 from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
-
-DEFAULT_PORT = 8000  # vLLM's own
 
 if TYPE_CHECKING:
     from latent_moe.serving.recipe import Arm, Recipe, ServerSpec
@@ -42,8 +40,8 @@ def check(recipe: Recipe, where: str) -> None:
 
 def _check_tails(recipe: Recipe, where: str) -> None:
     """An arm of our own model that names no tail would quietly run the default one, under whatever name it has."""
-    for name, arm in recipe.arms.items():
-        tail = {**recipe.server.env, **arm.env}.get(TAIL_VARIABLE)
+    for name in recipe.arms:
+        tail = tail_of(recipe, name)
         if tail is None and recipe.model.preset is not None:
             raise InputError(f"{where}: [arms.{name}] env says no {TAIL_VARIABLE}")
         if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, "auto"):
@@ -59,10 +57,10 @@ def _check_port(recipe: Recipe, where: str) -> None:
             f"{where}: standby starts two servers at a time, they cannot share [server] port {port}"
         )
     for name, arm in recipe.arms.items():
-        words = [*recipe.server.args, *arm.args]
-        if port not in (0, DEFAULT_PORT) and "--port" not in words and f"--port={port}" not in words:
-            text = f"[server] port {port} is not passed on, and [arms.{name}] args name no --port"
-            raise InputError(f"{where}: {text}: vLLM listens on {DEFAULT_PORT} then")
+        listens = number_after([*recipe.server.args, *arm.args], "--port") or DEFAULT_PORT
+        if port not in (0, listens):
+            text = f"[server] port {port} is not passed on: add --port to the arguments"
+            raise InputError(f"{where}: {text}, vLLM listens on {listens} in [arms.{name}]")
 
 
 def _check_lengths(recipe: Recipe, where: str) -> None:

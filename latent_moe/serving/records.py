@@ -11,10 +11,9 @@ from latent_moe import profiles
 from latent_moe.platform import describe
 from latent_moe.serving import plan
 from latent_moe.serving.model_dir import model_config
-from latent_moe.serving.options import number_after
+from latent_moe.serving.options import number_after, tail_of
 from latent_moe.serving.recipe import Recipe
 from latent_moe.serving.secrets import hide, secret_values
-from latent_moe.serving.vllm_plugin import TAIL_VARIABLE
 
 SCHEMA = 1
 # Lists with one entry a request: vLLM's own client leaves them out unless asked, so do we.
@@ -69,11 +68,6 @@ def prefix_caching(arguments: list[str]) -> bool | None:
     if "--no-enable-prefix-caching" in arguments:
         return False
     return True if "--enable-prefix-caching" in arguments else None
-
-
-def tail_of(recipe: Recipe, arm: str) -> str | None:
-    """LATENT_MOE_TAIL of the arm."""
-    return {**recipe.server.env, **recipe.arms[arm].env}.get(TAIL_VARIABLE)
 
 
 def run_record(

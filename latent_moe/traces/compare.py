@@ -87,11 +87,7 @@ def compare(
     per_call, per_step, late = _per_call(*arms), _per_step(*arms), _late(*arms)
     reasons = _obstacles(*arms, kind)
     # What a single call outweighs says nothing about the arm; calls of another kind can still be compared.
-    reasons += [
-        w.message
-        for w in warnings
-        if w.code == "one_long_call" and (kind is None or f"one {kind} call" in w.message)
-    ]
+    reasons += [w.message for w in _long(*arms, kind)]
     known_late = any(w.code == "late_ranks" for w in late)
     basis, speedup = _basis(per_call, per_step, kind, known_late)
     warnings += late
@@ -99,7 +95,7 @@ def compare(
     verdict = "not_comparable" if reasons else _verdict(speedup, same_within)
     reasons = reasons or [
         _because(basis, speedup),
-        *(w.message for w in warnings if w.code == "unequal_calls" and "per step" not in basis),
+        *(w.message for w in warnings if w.code == "unequal_calls" and not _comparable_steps(*arms)),
     ]
     return Comparison(verdict, basis, reasons, per_call, per_step, *arms, warnings)
 
@@ -170,12 +166,12 @@ def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
     return warnings
 
 
-def _long(baseline: Arm, candidate: Arm) -> list[Warning]:
-    """A single call that outweighs its kind (a first one, which loads or tunes something) is in every sum and mean."""
+def _long(baseline: Arm, candidate: Arm, only: str | None = None) -> list[Warning]:
+    """Of every kind, or of `only` one: a single call that outweighs its kind (a first one, which loads or tunes something) is in every sum and mean."""
     found = []
     for name, one in _named(baseline, candidate):
         for kind, (longest, second) in one.longest_ns.items():
-            if longest > LONG_TIMES * second and longest > LONG_SHARE * one.total_ns:
+            if only in (None, kind) and longest > LONG_TIMES * second and longest > LONG_SHARE * one.total_ns:
                 text = f"one {kind} call took {longest / 1e3:.1f} us, the next longest {second / 1e3:.1f} us"
                 share = f"{100 * longest / one.total_ns:.0f} % of the kernel time"
                 found.append(Warning("one_long_call", f"{name}: {text}: it is {share}"))

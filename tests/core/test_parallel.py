@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import core_ranks
 import pytest
@@ -62,42 +63,38 @@ def test_one_clear_error_and_nobody_left(how, error, message, tmp_path):
     assert not [pid for pid in pids if _alive(pid)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_ranks_end_with_the_process_that_launched_them(number, tmp_path):
+@contextmanager
+def _launching(folder):
+    """A process that has launched two ranks, which sleep, and their pids; ended in the end."""
     code = "import core_ranks; from latent_moe.parallel import launch; import sys;"
     code += "launch(core_ranks.misbehave, 2, 'sleep', sys.argv[1])"
-    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__), "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__), "TMPDIR": str(folder)}
     parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", code, str(folder)], env=environment, stderr=subprocess.DEVNULL
     )
     try:
-        pids = _pids(tmp_path, 2)
-        parent.send_signal(number)
-        assert parent.wait(30) != 0
+        yield parent, _pids(folder, 2)
     finally:
         parent.kill()
         parent.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_ranks_end_with_the_process_that_launched_them(number, tmp_path):
+    with _launching(tmp_path) as (parent, pids):
+        parent.send_signal(number)
+        assert parent.wait(30) != 0
     assert _gone(pids)
     if number != signal.SIGKILL:
         assert not list(tmp_path.glob("latent_moe_*"))
 
 
 def test_a_second_signal_does_not_cut_short_what_the_first_began(tmp_path):
-    code = "import core_ranks; from latent_moe.parallel import launch; import sys;"
-    code += "launch(core_ranks.misbehave, 2, 'sleep', sys.argv[1])"
-    environment = os.environ | {"PYTHONPATH": os.path.dirname(__file__), "TMPDIR": str(tmp_path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        pids = _pids(tmp_path, 2)
+    with _launching(tmp_path) as (parent, pids):
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
             parent.send_signal(number)
             time.sleep(0.01)
         assert parent.wait(30) in (128 + signal.SIGTERM, 128 + signal.SIGHUP)
-    finally:
-        parent.kill()
-        parent.wait()
     assert _gone(pids)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
