@@ -6,6 +6,7 @@ T tokens, N columns, tp ranks. gloo on a CPU; `nccl` on CUDA and on ROCm, where 
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,9 @@ from latent_moe.launch import run_ranks
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-__all__ = ["Collective", "Done", "TensorParallel", "launch"]
+# Whose collectives: times of the one do not tell what a tail costs with the other.
+TORCH, VLLM = "torch.distributed", "vllm"
+__all__ = ["TORCH", "VLLM", "Collective", "Done", "TensorParallel", "launch"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class TensorParallel:
     """This rank's place in its tensor-parallel group.
 
     `issued` lists what was issued, in order: what two tails cost in communication is counted, not assumed.
+    `communicator` names whose collectives these are.
     """
 
     rank: int
@@ -50,6 +54,7 @@ class TensorParallel:
     group: dist.ProcessGroup | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     issued: list[Collective] = field(default_factory=list)
+    communicator: str = TORCH
 
     @classmethod
     def single(cls, device: str | torch.device = "cpu") -> "TensorParallel":
@@ -69,7 +74,7 @@ class TensorParallel:
         if self.size == 1:
             return Done() if async_op else x
         # On the communicator's own stream also where we wait at once: in a captured graph on two H200 that took
-        # column_parallel at T = 1 from 49 to 39 us, and replicated from 46 to 52 (profiles/README.md).
+        # column_parallel at T = 1 from 49 to 39 us, and replicated from 46 to 49 (profiles/README.md).
         handle = dist.all_reduce(x, group=self.group, async_op=True)
         if async_op:
             return handle
@@ -99,6 +104,10 @@ class TensorParallel:
             return Done() if async_op else out
         handle = _all_gather(out, x.contiguous(), group=self.group, async_op=async_op)
         return handle if async_op else out
+
+    def capturing(self, stream: torch.cuda.Stream) -> AbstractContextManager:
+        """What to be in while a graph is captured on `stream`; these collectives need nothing."""
+        return nullcontext()
 
     def _count(self, kind: str, x: torch.Tensor) -> None:
         if self.size > 1:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import TORCH, TensorParallel
 from latent_moe.platform import Platform
 from latent_moe.runner.auto import pick
 from latent_moe.tails import TAILS
 
 
 def choices(
-    rows: Iterable[Mapping[str, Any]], config: LatentMoEConfig, tp: int, machine: Platform
+    rows: Iterable[Mapping[str, Any]],
+    config: LatentMoEConfig,
+    tp: int,
+    machine: Platform,
+    communicator: str = TORCH,
 ) -> list[dict[str, Any]]:
     """One row per T and mode: tail, why, us, best, best_us, over_best_pct.
 
@@ -26,7 +30,7 @@ def choices(
         # Variants ("pipelined:chunks=3") are not tails that auto can choose.
         if row["tail"] in TAILS:
             points.setdefault((row["tokens"], row["mode"]), {})[row["tail"]] = row["median_us"]
-    group = TensorParallel(rank=0, size=tp)
+    group = TensorParallel(rank=0, size=tp, communicator=communicator)
     found = [_choice(tokens, mode, times, config, group, machine) for (tokens, mode), times in points.items()]
     return [one for one in found if one is not None]
 

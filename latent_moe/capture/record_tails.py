@@ -11,7 +11,6 @@ import torch
 
 from latent_moe import platform
 from latent_moe.capture.inputs import make_inputs
-from latent_moe.capture.shapes_only import ShapesOnly
 from latent_moe.capture.sweep import Sweep, known_tail, refused
 from latent_moe.capture.workload import line_up, region_name
 from latent_moe.parallel import TensorParallel
@@ -71,15 +70,17 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
         device=f"{count} x {machine.device_name}",
         date=date.today().isoformat(),
         command="latent-moe " + " ".join(_public(sys.argv[1:])),
-        software=_software(machine),
+        software=_software(machine, sweep),
         files=files,
         parameters={
             "tp": sweep.shapes_of or tp,
             "collectives": not sweep.shapes_of,
+            **({} if sweep.shapes_of else {"communicator": sweep.communicator}),
             "hidden_size": config.hidden_size,
             "latent_size": config.latent_size,
             "dtype": sweep.dtype,
             "samples": sweep.samples,
+            "rounds": sweep.rounds,
             "variants": {name: dict(options, tail=tail) for name, tail, options in sweep.options},
         },
     )
@@ -90,8 +91,10 @@ def _public(arguments: list[str]) -> list[str]:
     return [Path(word).name if word.startswith("/") else word for word in arguments]
 
 
-def _software(machine: platform.Platform) -> dict[str, str]:
+def _software(machine: platform.Platform, sweep: Sweep) -> dict[str, str]:
     found = {"torch": machine.torch_version}
+    if sweep.collectives == "vllm":
+        found["vllm"] = machine.vllm_version or "unknown"
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
@@ -108,11 +111,10 @@ def _software(machine: platform.Platform) -> dict[str, str]:
 
 def record_traces(tp: TensorParallel, sweep: Sweep, folder: Path, tokens: tuple[int, ...]) -> None:
     """One torch.profiler trace per tail with a few steps at each of `tokens`; rank 0 writes trace_<tail>.json.gz."""
-    place = ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device) if sweep.shapes_of else tp
     folder.mkdir(parents=True, exist_ok=True)
     for name in sweep.tails:
         tail = known_tail(name)
-        runs = [_steps(tail, sweep, t, place) for t in tokens if not refused(tail, sweep, place, t)]
+        runs = [_steps(tail, sweep, t, tp) for t in tokens if not refused(tail, sweep, tp, t)]
         if runs:
             _trace(runs, folder / f"trace_{name}.json.gz", tp)
 

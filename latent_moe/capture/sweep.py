@@ -3,7 +3,8 @@
 T tokens, H hidden, L latent, tp ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from latent_moe.capture.shapes_only import ShapesOnly
 from latent_moe.capture.timing import Timing, sample, summarise
 from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import TORCH, VLLM, TensorParallel
 from latent_moe.tails import TAILS, Tail
 
 CHECK_UP_TO = {
@@ -28,7 +29,12 @@ ERROR_BOUND = {"bfloat16": 1e-2, "float16": 1e-2, "float32": 1e-5}
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to time. `options` maps a variant's name to (tail, keyword arguments of its function)."""
+    """What to time. `options` maps a variant's name to (tail, keyword arguments of its function).
+
+    The samples of a row are taken in `rounds` passes over everything, minutes apart: what disturbs the host for a while
+    then disturbs every row alike and no row's median. `collectives`: "torch" (torch.distributed) or "vllm" (what a vLLM
+    server would use).
+    """
 
     config: LatentMoEConfig
     tails: tuple[str, ...]
@@ -36,8 +42,15 @@ class Sweep:
     modes: tuple[str, ...]
     dtype: str = "bfloat16"
     samples: int = 30
+    rounds: int = 1
     shapes_of: int | None = None
+    collectives: str = "torch"
     options: tuple[tuple[str, str, tuple[tuple[str, Any], ...]], ...] = ()
+
+    @property
+    def communicator(self) -> str:
+        """Whose collectives the tails run on, as manifests name it."""
+        return VLLM if self.collectives == "vllm" else TORCH
 
     def variants(self) -> Iterator[tuple[str, Tail, dict[str, Any]]]:
         """(name, tail, options) of everything that is timed."""
@@ -55,20 +68,79 @@ def known_tail(name: str) -> Tail:
 
 
 def run_sweep(tp: TensorParallel, sweep: Sweep) -> dict[str, list[dict[str, Any]]]:
-    """On every rank: {"rows": times, "skipped": refusals, "checks": errors against float64}."""
-    if sweep.shapes_of:
-        tp = ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device)
-    found: dict[str, list[dict[str, Any]]] = {"rows": [], "skipped": [], "checks": []}
+    """On every rank: {"rows": times, "skipped": refusals, "checks": errors against float64}; `tp` as ranks_for gives it."""
+    points, skipped = _points(tp, sweep)
+    checks: list[dict[str, Any]] = []
+    times: dict[tuple[str, int, str], list[float]] = {}
+    for number, samples in enumerate(shares(sweep.samples, sweep.rounds)):
+        for point in points:
+            inputs = make_inputs(point.tail, sweep.config, point.tokens, tp, getattr(torch, sweep.dtype))
+            run = _runner(tp, point, inputs)
+            if number == 0 and point.tokens <= CHECK_UP_TO[tp.device.type] and not sweep.shapes_of:
+                checks.append(_check(tp, sweep, point, inputs, run))
+            for mode in sweep.modes:
+                taken = _time(tp, run, inputs, _fewer(samples, point.tokens), mode == "graph")
+                times.setdefault((point.name, point.tokens, mode), []).extend(taken)
+    rows = [
+        {"tail": name, "tokens": tokens, "tp": tp.size, "mode": mode, **_rounded(summarise(taken))}
+        for (name, tokens, mode), taken in times.items()
+    ]
+    return {"rows": rows, "skipped": skipped, "checks": checks}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One variant of a tail at one T."""
+
+    name: str
+    tail: Tail
+    options: dict[str, Any]
+    tokens: int
+
+
+def _points(tp: TensorParallel, sweep: Sweep) -> tuple[list[Point], list[dict[str, Any]]]:
+    """(what is timed, in order; what is refused, with the reason)."""
+    points, skipped = [], []
     for tokens in sweep.tokens:
         for name, tail, options in sweep.variants():
             if options.keys() & {"chunks", "exchange"} and tokens < CHUNKS_FROM:
                 continue
             why = refused(tail, sweep, tp, tokens)
             if why:
-                found["skipped"].append({"tail": name, "tokens": tokens, "reason": why})
-                continue
-            _one(tp, sweep, name, tail, options, tokens, found)
-    return found
+                skipped.append({"tail": name, "tokens": tokens, "reason": why})
+            else:
+                points.append(Point(name, tail, options, tokens))
+    return points, skipped
+
+
+def _runner(tp: TensorParallel, point: Point, inputs: Inputs) -> Callable[[int], torch.Tensor]:
+    def run(index: int) -> torch.Tensor:
+        partials = inputs.routed[index], inputs.shared[index]
+        return point.tail.function(*partials, inputs.weights[index], inputs.norm, tp, **point.options)
+
+    return run
+
+
+def _fewer(samples: int, tokens: int) -> int:
+    """Long calls vary less."""
+    return samples if tokens < 4096 else -(-samples // 2)
+
+
+def ranks_for(tp: TensorParallel, sweep: Sweep) -> AbstractContextManager[TensorParallel]:
+    """The ranks that the sweep runs on, made of those that were launched."""
+    if sweep.shapes_of:
+        return nullcontext(ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device))
+    if sweep.collectives == "vllm":
+        from latent_moe.serving.vllm_model.standalone import serving_ranks
+
+        return serving_ranks(tp)
+    return nullcontext(tp)
+
+
+def shares(samples: int, rounds: int) -> list[int]:
+    """The samples of each round: as even as they come, none of nothing."""
+    rounds = min(rounds, samples)
+    return [samples // rounds + (number < samples % rounds) for number in range(rounds)]
 
 
 def refused(tail: Tail, sweep: Sweep, tp: TensorParallel, tokens: int) -> str | None:
@@ -80,27 +152,11 @@ def refused(tail: Tail, sweep: Sweep, tp: TensorParallel, tokens: int) -> str | 
     return tail.refuse(sweep.config, tp.size, tokens)
 
 
-def _one(tp, sweep: Sweep, name, tail: Tail, options, tokens: int, found) -> None:
-    inputs = make_inputs(tail, sweep.config, tokens, tp, getattr(torch, sweep.dtype))
-
-    def run(index: int):
-        return tail.function(
-            inputs.routed[index], inputs.shared[index], inputs.weights[index], inputs.norm, tp, **options
-        )
-
-    if tokens <= CHECK_UP_TO[tp.device.type] and not sweep.shapes_of:
-        found["checks"].append(_check(tp, sweep, name, tokens, inputs, run))
-    for mode in sweep.modes:
-        timing = _time(tp, sweep, run, inputs, tokens, mode == "graph")
-        found["rows"].append(
-            {"tail": name, "tokens": tokens, "tp": tp.size, "mode": mode, **_rounded(timing)}
-        )
-
-
-def _time(tp, sweep: Sweep, run, inputs: Inputs, tokens: int, graph: bool) -> Timing:
-    samples = sweep.samples if tokens < 4096 else max(8, sweep.samples // 2)
-    mine = sample(run, inputs.restore, len(inputs.routed), samples, graph, tp.device, lambda: _line_up(tp))
-    return summarise(_slowest(tp, mine))
+def _time(tp, run, inputs: Inputs, samples: int, graph: bool) -> list[float]:
+    """us, a sample each, of the slowest rank."""
+    sets = len(inputs.routed)
+    mine = sample(run, inputs.restore, sets, samples, graph, tp.device, lambda: _line_up(tp), tp.capturing)
+    return _slowest(tp, mine)
 
 
 def _line_up(tp: TensorParallel) -> None:
@@ -117,18 +173,18 @@ def _slowest(tp: TensorParallel, samples_us: list[float]) -> list[float]:
     return times.tolist()
 
 
-def _check(tp, sweep: Sweep, name: str, tokens: int, inputs: Inputs, run) -> dict[str, Any]:
+def _check(tp, sweep: Sweep, point: Point, inputs: Inputs, run) -> dict[str, Any]:
     """Error against float64, and whether a second run on the same inputs gives the same bits."""
     inputs.restore()
     first = run(0).clone()
     inputs.restore()
     again = run(0)
     dtype = getattr(torch, sweep.dtype)
-    answer = float64_answer(sweep.config, tokens, list(range(tp.size)), tp.device, dtype)
+    answer = float64_answer(sweep.config, point.tokens, list(range(tp.size)), tp.device, dtype)
     error = float((first.double() - answer).norm() / answer.norm())
     return {
-        "tail": name,
-        "tokens": tokens,
+        "tail": point.name,
+        "tokens": point.tokens,
         "tp": tp.size,
         "max_rel_err": error,
         "bound": ERROR_BOUND[sweep.dtype],

@@ -7,6 +7,7 @@ each pass, outside the timed region: their values never grow.
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -47,22 +48,28 @@ def sample(
     graph: bool,
     device: torch.device,
     line_up: Callable[[], None] = lambda: None,
+    capturing: Callable[[torch.cuda.Stream], AbstractContextManager] = nullcontext,
 ) -> list[float]:
     """us per call of `run(set index)`, one number a pass, after two warm-up passes.
 
-    `line_up` makes the ranks start together; `graph` captures one pass as a CUDA or HIP graph and replays it.
+    `line_up` makes the ranks start together; `graph` captures one pass as a CUDA or HIP graph, inside what
+    `capturing(stream)` gives, and replays it.
     """
 
     def one_pass() -> None:
         for index in range(sets):
             run(index)
 
-    work = captured(one_pass, restore) if graph else one_pass
+    work = captured(one_pass, restore, capturing) if graph else one_pass
     times = [_once(work, restore, device, line_up) for _ in range(samples + 2)]
     return [seconds / sets * 1e6 for seconds in times[2:]]
 
 
-def captured(work: Callable[[], None], restore: Callable[[], None]) -> Callable[[], None]:
+def captured(
+    work: Callable[[], None],
+    restore: Callable[[], None],
+    capturing: Callable[[torch.cuda.Stream], AbstractContextManager] = nullcontext,
+) -> Callable[[], None]:
     """`work` as a graph; returns its replay. Warmed up on the stream that captures, whose workspaces it then uses."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -73,7 +80,7 @@ def captured(work: Callable[[], None], restore: Callable[[], None]) -> Callable[
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     # The communicator's watchdog thread may query the driver while this thread captures.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with capturing(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     return graph.replay
 

@@ -28,6 +28,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--samples", type=int, default=30, help="samples per row (default 30)")
     parser.add_argument(
+        "--rounds", type=int, default=3, help="passes over everything in which they are taken (default 3)"
+    )
+    parser.add_argument(
+        "--collectives",
+        choices=("torch", "vllm"),
+        default="torch",
+        help="whose: torch.distributed (default), or those that a vLLM server of this machine uses",
+    )
+    parser.add_argument(
         "--variants",
         nargs="*",
         default=[],
@@ -67,20 +76,21 @@ def run(args: Namespace) -> int:
     else:
         from latent_moe.capture.choices import choices
 
-        answer["auto"] = choices(found["rows"], sweep.config, tp, machine)
+        answer["auto"] = choices(found["rows"], sweep.config, tp, machine, sweep.communicator)
     emit(args, answer, _text(answer))
     return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
 
 
 def _measure(tp, sweep, folder):
     from latent_moe.capture.record_tails import record_traces
-    from latent_moe.capture.sweep import run_sweep
+    from latent_moe.capture.sweep import ranks_for, run_sweep
 
-    found = run_sweep(tp, sweep)
-    if folder:
-        small, large = min(sweep.tokens, key=lambda t: abs(t - 16)), max(sweep.tokens)
-        record_traces(tp, sweep, folder, tuple(sorted({small, min(large, 4096)})))
-    return found
+    with ranks_for(tp, sweep) as ranks:
+        found = run_sweep(ranks, sweep)
+        if folder:
+            small, large = min(sweep.tokens, key=lambda t: abs(t - 16)), max(sweep.tokens)
+            record_traces(ranks, sweep, folder, tuple(sorted({small, min(large, 4096)})))
+        return found
 
 
 def _merge(answers: list[dict]) -> dict:
@@ -100,8 +110,10 @@ def _sweep(args: Namespace, machine):
 
     gpu = machine.kind != "cpu"
     tokens = args.tokens or (POWERS if gpu else POWERS[:9])
-    if min(tokens) < 1 or args.samples < 1 or args.tp < 1 or (args.shapes_of or 1) < 1:
-        raise InputError("tails: T, samples and tp must be at least 1")
+    if min(*tokens, args.samples, args.rounds, args.tp, args.shapes_of or 1) < 1:
+        raise InputError("tails: T, samples, rounds and tp must be at least 1")
+    if args.collectives == "vllm":
+        _check_vllm(args)
     if not gpu and args.mode in ("graph", "both"):
         raise InputError("tails: --mode graph needs a GPU")
     names = args.tails or list(TAILS)
@@ -119,9 +131,21 @@ def _sweep(args: Namespace, machine):
         modes=modes,
         dtype=args.dtype or ("bfloat16" if gpu else "float32"),
         samples=args.samples,
+        rounds=args.rounds,
         shapes_of=args.shapes_of,
+        collectives=args.collectives,
         options=tuple(_variant(spec) for spec in args.variants),
     )
+
+
+def _check_vllm(args: Namespace) -> None:
+    from latent_moe.errors import InputError
+    from latent_moe.platform import describe
+
+    if args.shapes_of:
+        raise InputError("tails: --shapes-of has no collectives, so --collectives says nothing there")
+    if describe().vllm_version is None:
+        raise InputError("tails: --collectives vllm needs vLLM, which is not installed")
 
 
 def _variant(spec: str):

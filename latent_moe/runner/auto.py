@@ -3,6 +3,7 @@
 T tokens, tp ranks.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -12,7 +13,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.cost import hardware, recordings
 from latent_moe.cost.tail import best_tail, measured_best
 from latent_moe.errors import InputError
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import TORCH, TensorParallel
 from latent_moe.platform import Platform
 from latent_moe.runner.eligibility import refusal
 from latent_moe.tails import TAILS
@@ -25,9 +26,20 @@ def pick(
 ) -> tuple[str, str]:
     """The tail for a step of `tokens` tokens, and why in one line; never a tail that is refused.
 
-    `mode` says by which rows of a recording to judge, "graph" or "eager"; None: graph while one is captured.
+    `mode` says by which rows of a recording to judge, "graph" or "eager"; None: graph while one is captured. A
+    recording of the same communicator's collectives goes before one of another's.
     """
-    return _pick(tokens, config, tp.size, platform, mode or _mode(), str(profiles.profiles_dir()))
+    situation = Situation(platform.device_name, mode or _mode(), tp.communicator)
+    return _pick(tokens, config, tp.size, situation, str(profiles.profiles_dir()))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where a tail is to run: the device, the rows of a recording to judge by, and whose collectives."""
+
+    device: str
+    mode: str
+    communicator: str
 
 
 def _mode() -> str:
@@ -36,30 +48,42 @@ def _mode() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _pick(tokens: int, config, tp_size: int, platform: Platform, mode: str, folder: str) -> tuple[str, str]:
+def _pick(tokens: int, config, tp_size: int, where: Situation, folder: str) -> tuple[str, str]:
     allowed = [name for name, tail in TAILS.items() if not refusal(tail, config, tp_size, tokens=tokens)]
     if allowed == ["replicated"]:
         refused = refusal(TAILS[FALLBACK], config, tp_size, tokens=tokens)
         return "replicated", f"nothing to choose from: {refused.text if refused else 'no other tail can run'}"
-    measured, unusable = _measured(tokens, config, tp_size, platform.device_name, mode, allowed)
+    measured, unusable = _measured(tokens, config, tp_size, where, allowed)
     if measured is not None:
         return measured
-    found, why = _modelled(tokens, config, tp_size, platform.device_name, allowed)
+    found, why = _modelled(tokens, config, tp_size, where.device, allowed)
     return found, f"{why}; {unusable}" if unusable else why
 
 
-def _measured(tokens, config, tp_size, device: str, mode: str, allowed) -> tuple[tuple[str, str] | None, str]:
+def _measured(tokens, config, tp_size, where: Situation, allowed) -> tuple[tuple[str, str] | None, str]:
     """((tail, why) or None, what was wrong with a recording that should have answered)."""
     try:
-        fitting = [each for each in profiles.list_profiles() if _fits(each, config, tp_size, device)]
-        series = [(each, *_series(each, mode, allowed)) for each in fitting]
+        fitting = [each for each in profiles.list_profiles() if _fits(each, config, tp_size, where.device)]
+        series = [(each, *_series(each, where.mode, allowed)) for each in fitting]
     except InputError as error:
         return None, f"a recording could not be used ({error})"
-    # A recording that has the mode goes before one that has not.
-    for manifest, found, rows in sorted(series, key=lambda one: one[1] != mode):
+
+    def apart(one) -> tuple[bool, bool]:
+        manifest, mode, _ = one
+        return mode != where.mode, _communicator(manifest) != where.communicator
+
+    # A recording that has the mode goes before one that has not, then one of the same collectives.
+    for manifest, found, rows in sorted(series, key=apart):
         if rows:
-            return (measured_best(rows, tokens), f"measured: {manifest.name}, {found}, {manifest.date}"), ""
+            how = f"measured: {manifest.name}, {found}, {manifest.date}"
+            if _communicator(manifest) != where.communicator:
+                how += f", collectives of {_communicator(manifest)}"
+            return (measured_best(rows, tokens), how), ""
     return None, ""
+
+
+def _communicator(manifest: profiles.Manifest) -> str:
+    return manifest.parameters.get("communicator", TORCH)
 
 
 def _series(manifest: profiles.Manifest, mode: str, allowed) -> tuple[str, list[dict]]:

@@ -6,11 +6,13 @@ import sys
 
 import pytest
 
+from latent_moe.capture import sweep
 from latent_moe.capture.choices import choices
 from latent_moe.capture.timing import MAX_SETS, MIN_SETS, sets_needed, summarise
 from latent_moe.cli import main
-from latent_moe.config import KIMI_K3
+from latent_moe.config import KIMI_K3, TINY
 from latent_moe.cost import recordings
+from latent_moe.parallel import TensorParallel
 from latent_moe.platform import Platform
 from latent_moe.profiles import load_manifest
 from latent_moe.tails import TAILS
@@ -83,6 +85,9 @@ def test_the_shapes_of_eight_ranks_on_one_device(capsys):
         (["--tp", "3"], "does not divide"),
         (["--shapes-of", "3"], "does not divide"),
         (["--tokens", "x"], "invalid int"),
+        (["--rounds", "0"], "at least 1"),
+        (["--shapes-of", "2", "--collectives", "vllm"], "has no collectives"),
+        (["--collectives", "magic"], "invalid choice"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(capsys, arguments, message):
@@ -95,6 +100,30 @@ def test_bad_input_is_one_line_and_exit_2(capsys, arguments, message):
     assert message in captured.err
     assert len(captured.err.strip().splitlines()) == 1
     assert captured.out == ""
+
+
+def test_vllm_has_to_be_there_for_its_collectives(capsys, monkeypatch):
+    bare = Platform("cpu", "Some CPU", 1, None, False, False, None, "2.13")
+    monkeypatch.setattr("latent_moe.platform.describe", lambda: bare)
+    assert main(["tails", "--tokens", "1", "--preset", "tiny", "--collectives", "vllm"]) == 2
+    assert "vLLM, which is not installed" in capsys.readouterr().err
+
+
+def test_samples_are_spread_over_the_rounds(monkeypatch):
+    asked = []
+
+    def stand_in(run, restore, sets, samples, *rest):
+        asked.append(samples)
+        return [float(len(asked))] * samples
+
+    monkeypatch.setattr(sweep, "sample", stand_in)
+    todo = sweep.Sweep(TINY, ("replicated", "column_parallel"), (1, 4), ("eager",), "float32", 7, rounds=3)
+    found = sweep.run_sweep(TensorParallel.single(), todo)
+    # Four rows, three passes over all of them, seven samples each: not one row's samples after the other's.
+    assert asked == [3] * 4 + [2] * 4 + [2] * 4
+    assert [row["median_us"] for row in found["rows"]] == [5.0, 6.0, 7.0, 8.0]
+    assert len(found["checks"]) == 4
+    assert sweep.shares(2, 5) == [1, 1]
 
 
 def test_quantiles_are_those_of_the_samples():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from latent_moe.config import KIMI_K3, TINY
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import VLLM, TensorParallel
 from latent_moe.platform import Platform
 from latent_moe.profiles import Manifest, write_manifest
 from latent_moe.runner import auto
@@ -124,3 +124,22 @@ def test_a_damaged_recording_is_named_and_does_not_stop_a_step(folder):
     tail, why = pick(1, KIMI_K3, TP2, H200)
     assert tail in TAILS
     assert "lacks the columns median_us" in why
+
+
+def test_a_recording_of_the_same_collectives_goes_first(folder):
+    record(folder, name="by_torch")
+    record(
+        folder, {"column_parallel": (9.0, 90.0), "overlap": (8.0, 80.0)}, name="by_vllm",
+        parameters={"communicator": VLLM},
+    )  # fmt: skip
+    served = replace(TP2, communicator=VLLM)
+    assert pick(1, KIMI_K3, served, H200)[0] == "overlap"
+    tail, why = pick(1, KIMI_K3, TP2, H200)
+    assert (tail, "by_torch" in why, "collectives of" in why) == ("column_parallel", True, False)
+
+
+def test_other_collectives_are_better_than_no_recording_and_named(folder):
+    record(folder)
+    tail, why = pick(4096, KIMI_K3, replace(TP2, communicator=VLLM), H200)
+    assert tail == "token_parallel"
+    assert "collectives of torch.distributed" in why

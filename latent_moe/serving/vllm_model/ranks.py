@@ -5,6 +5,7 @@ all-reduce, symmetric memory, shared memory on a CPU: what the server would use 
 torch.distributed on the same group, as vLLM has none.
 """
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from vllm.distributed import (
     tensor_model_parallel_all_reduce,
     tensor_model_parallel_reduce_scatter,
 )
+from vllm.distributed.parallel_state import GraphCaptureContext
 
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import VLLM, TensorParallel
 
 
 class ServingRanks(TensorParallel):
@@ -27,7 +29,11 @@ class ServingRanks(TensorParallel):
         """The group of the server that this process belongs to."""
         group = get_tp_group()
         return cls(
-            rank=group.rank_in_group, size=group.world_size, group=group.device_group, device=group.device
+            rank=group.rank_in_group,
+            size=group.world_size,
+            group=group.device_group,
+            device=group.device,
+            communicator=VLLM,
         )
 
     def all_reduce(self, x: torch.Tensor, async_op: bool = False) -> Any:
@@ -47,6 +53,10 @@ class ServingRanks(TensorParallel):
         if async_op or out is not None:
             return super().all_gather(x, out, async_op)
         return tensor_model_parallel_all_gather(x, 0)
+
+    def capturing(self, stream: torch.cuda.Stream) -> AbstractContextManager:
+        """vLLM's own context for a capture: its all-reduce exchanges the addresses that the graph uses when it ends."""
+        return get_tp_group().graph_capture(GraphCaptureContext(stream))
 
     def _count(self, kind: str, x: torch.Tensor) -> None:
         return None
