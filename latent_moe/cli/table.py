@@ -85,10 +85,20 @@ def _parity_line(answer: dict[str, Any]) -> str:
     parity = answer["parity"]
     if parity is None:
         return ""
-    gap = parity["max_logprob_diff"]
-    tail = "" if gap is None else f"; largest logprob difference {gap:.2g} nats"
     share = f"{100 * parity['same_tokens_share']:.2f} % of {parity['tokens']} greedy tokens are the same"
-    return f"Same answers: {share}, {parity['identical_prompts']} of {parity['prompts']} prompts whole{tail}."
+    parts = [f"Same answers: {share}, {parity['identical_prompts']} of {parity['prompts']} prompts whole"]
+    if parity["max_logprob_diff"] is not None:
+        parts.append(f"largest logprob difference {parity['max_logprob_diff']:.2g} nats")
+    leads = sorted(parity["margins"].values())
+    if leads:
+        span = f"{leads[0]:.2g}" + (f" to {leads[-1]:.2g}" if len(leads) > 1 else "")
+        parts.append(f"where answers part, the baseline's token led its second best by {span} nats")
+    if parity["prompt_tokens"]:
+        average, most = parity["mean_prompt_logprob_diff"], parity["max_prompt_logprob_diff"]
+        parts.append(
+            f"logprobs of {parity['prompt_tokens']} prompt tokens differ by {average:.2g} nats on average, {most:.2g} at most"
+        )
+    return "; ".join(parts) + "."
 
 
 def _accuracy_lines(answer: dict[str, Any]) -> list[str]:

@@ -40,6 +40,8 @@ def _complete(url: str, model: str, prompt: str | list[int], max_tokens: int) ->
         "max_tokens": max_tokens,
         "temperature": 0,
         "logprobs": 2,
+        # The prompt's own tokens: the same contexts in every arm, however early the answers part.
+        "prompt_logprobs": 0,
         "ignore_eos": True,
         "return_token_ids": True,
     }
@@ -47,7 +49,18 @@ def _complete(url: str, model: str, prompt: str | list[int], max_tokens: int) ->
     logprobs = choice.get("logprobs") or {}
     answer = {"prompt": prompt, "tokens": logprobs.get("tokens"), "logprobs": logprobs.get("token_logprobs")}
     answer |= {"token_ids": choice.get("token_ids"), "top_logprobs": logprobs.get("top_logprobs")}
+    answer["prompt_logprobs"] = _of_prompt(choice.get("prompt_logprobs"))
     return {name: value for name, value in answer.items() if value is not None}
+
+
+def _of_prompt(listed: list[dict[str, dict[str, Any]] | None] | None) -> list[float] | None:
+    """The logprob of each prompt token but the first, which follows nothing; None where the server gives none.
+
+    vLLM lists a token's own logprob first, whatever its rank.
+    """
+    if not listed:
+        return None
+    return [next(iter(each.values()))["logprob"] for each in listed if each]
 
 
 def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:

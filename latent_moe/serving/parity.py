@@ -1,11 +1,13 @@
-"""Do two arms say the same? Greedy tokens and their logprobs, prompt by prompt.
+"""Do two arms say the same? Greedy tokens and their logprobs, prompt by prompt, and the logprobs of the prompts' own tokens.
 
-Logprobs are compared only while both arms have said the same tokens: after the first difference the contexts differ
-and so would the logprobs of two perfect arms.
+Logprobs of answers are compared only while both arms have said the same tokens: after the first difference the contexts
+differ and so would the logprobs of two perfect arms. A model whose best tokens lie close together parts at once by
+rounding alone; its prompts' own tokens still have the same contexts in both arms.
 """
 
 import math
 from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import Any
 
 from latent_moe.errors import InputError
@@ -14,14 +16,15 @@ from latent_moe.serving import fields
 
 @dataclass(frozen=True)
 class Answer:
-    """One greedy completion: its tokens (ids or strings), each chosen token's logprob (None: not given), and by how
-    many nats it led the second best (empty: not given).
+    """One greedy completion: its tokens (ids or strings), each chosen token's logprob (None: not given), by how
+    many nats it led the second best (empty: not given), and the logprobs of the prompt's tokens after the first (likewise).
     """
 
     prompt: str
     tokens: tuple[int | str, ...]
     logprobs: tuple[float | None, ...]
     margins: tuple[float | None, ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class Parity:
 
     `same_tokens_share` counts tokens up to each answer's first difference; what follows it counts as different.
     `first_difference` gives its position by prompt, `margins` the baseline's lead of its token over the second best there,
-    in nats: a lead as small as the arms' logprob differences is a tie that rounding decides.
+    in nats: a lead as small as the arms' logprob differences is a tie that rounding decides. The `prompt_` fields compare
+    the prompts' own tokens (nats; 0 tokens and None where the files have none).
     """
 
     prompts: int
@@ -51,6 +55,9 @@ class Parity:
     max_logprob_diff: float | None
     first_difference: dict[str, int]
     margins: dict[str, float]
+    prompt_tokens: int
+    max_prompt_logprob_diff: float | None
+    mean_prompt_logprob_diff: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -86,8 +93,24 @@ def _answer(item: dict[str, Any], where: str) -> Answer:
     logprobs = item.get("logprobs") or [None] * len(tokens)
     if not isinstance(logprobs, list) or len(logprobs) != len(tokens):
         raise InputError(f"{where}: {len(tokens)} tokens, but not as many logprobs")
-    numbers = tuple(fields.number({"logprob": value}, ("logprob",), where) for value in logprobs)
-    return Answer(repr(item.get("prompt")), tuple(tokens), numbers, _margins(item, where))
+    return Answer(
+        prompt=repr(item.get("prompt")),
+        tokens=tuple(tokens),
+        logprobs=_numbers(logprobs, where),
+        margins=_margins(item, where),
+        prompt_logprobs=_prompt_numbers(item, where),
+    )
+
+
+def _numbers(values: list[Any], where: str) -> tuple[float | None, ...]:
+    return tuple(fields.number({"logprob": value}, ("logprob",), where) for value in values)
+
+
+def _prompt_numbers(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
+    listed = item.get("prompt_logprobs") or []
+    if not isinstance(listed, list):
+        raise InputError(f"{where}: prompt_logprobs is no list")
+    return _numbers(listed, where)
 
 
 def _margins(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
@@ -116,7 +139,12 @@ def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
     total = sum(longest.values())
     if total == 0:
         raise InputError(f"{baseline.source}, {candidate.source}: no token was generated")
-    gaps = [gap for key, (one, other) in pairs.items() for gap in _gaps(one, other, same[key])]
+    gaps = [
+        gap
+        for key, (one, other) in pairs.items()
+        for gap in _gaps(one.logprobs[: same[key]], other.logprobs[: same[key]])
+    ]
+    read = [gap for one, other in pairs.values() for gap in _gaps(one.prompt_logprobs, other.prompt_logprobs)]
     return Parity(
         prompts=len(pairs),
         identical_prompts=sum(same[key] == longest[key] for key in pairs),
@@ -126,6 +154,9 @@ def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
         max_logprob_diff=max(gaps, default=None),
         first_difference={key: same[key] for key in pairs if same[key] < longest[key]},
         margins=_margins_at(pairs, same),
+        prompt_tokens=len(read),
+        max_prompt_logprob_diff=max(read, default=None),
+        mean_prompt_logprob_diff=mean(read) if read else None,
     )
 
 
@@ -151,6 +182,7 @@ def _same_prefix(one: Answer, other: Answer) -> int:
     return min(len(one.tokens), len(other.tokens))
 
 
-def _gaps(one: Answer, other: Answer, length: int) -> list[float]:
-    both = zip(one.logprobs[:length], other.logprobs[:length], strict=True)
+def _gaps(one: tuple[float | None, ...], other: tuple[float | None, ...]) -> list[float]:
+    """How far apart the two are wherever both are known."""
+    both = zip(one, other, strict=False)
     return [math.fabs(left - right) for left, right in both if left is not None and right is not None]

@@ -143,6 +143,19 @@ def test_a_tie_is_told_from_a_difference():
         answers({"tokens": ["a"], "top_logprobs": [3]})
 
 
+def test_prompts_are_compared_however_early_the_answers_part():
+    one = answers({"token_ids": [5], "prompt_logprobs": [-7.0, -6.0]}, {"token_ids": [1]})
+    other = answers({"token_ids": [9], "prompt_logprobs": [-7.1, -6.3]}, {"token_ids": [1]}, arm="b")
+    found = compare_greedy(one, other)
+    assert (found.same_tokens, found.prompt_tokens) == (1, 2)
+    assert found.max_prompt_logprob_diff == pytest.approx(0.3)
+    assert found.mean_prompt_logprob_diff == pytest.approx(0.2)
+    without = compare_greedy(answers({"token_ids": [5]}), answers({"token_ids": [5]}, arm="b"))
+    assert (without.prompt_tokens, without.max_prompt_logprob_diff) == (0, None)
+    with pytest.raises(InputError, match="prompt_logprobs"):
+        answers({"token_ids": [5], "prompt_logprobs": "none"})
+
+
 def test_one_arm_that_stops_early_is_not_the_same():
     found = compare_greedy(answers({"token_ids": [5, 6, 7]}), answers({"token_ids": [5, 6]}, arm="b"))
     assert found.same_tokens_share == pytest.approx(2 / 3)

@@ -33,3 +33,6 @@ def test_cpu_quick_from_the_command_to_the_table(tmp_path, monkeypatch, capsys):
     assert {row["verdict"] for row in table["rows"]} == {"inconclusive"}, "one pair tells nothing apart"
     assert table["parity"]["tokens"] == 4 * 16
     assert table["parity"]["max_logprob_diff"] < 1e-3
+    # Every prompt token but the first: contexts that both arms share whatever they answer.
+    assert table["parity"]["prompt_tokens"] == 4 * (32 - 1)
+    assert table["parity"]["max_prompt_logprob_diff"] < 1e-3
