@@ -22,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
 }
 DEFAULTS |= {"hardware": "mi355x"}
 # What the manifest beside a table calls the same things.
+OF_MANIFEST = ("arms", "config", "tails", "isl", "osl")
 MANIFEST_NAMES = {"moe_layers": "layers", "max_num_batched_tokens": "budget"}
 
 
@@ -32,11 +33,8 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises InputError for an unusable table, unknown hardware, or a tp that does not divide the hidden size.
     """
     rows = _rows(options["table"])
-    given = (
-        DEFAULTS
-        | _manifest(options["table"])
-        | {key: value for key, value in options.items() if value is not None}
-    )
+    asked = {key: value for key, value in options.items() if value is not None}
+    given = DEFAULTS | _manifest(options["table"]) | _arms(options["table"], asked) | asked
     _check_machine(options, given)
     config = _config(given)
     setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
@@ -51,9 +49,27 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(path: str) -> list[table.Row]:
+    return runs.read(path) if _has_runs(path) else table.read(path)
+
+
+def _has_runs(path: str) -> bool:
+    """Whether the rows are those of result files, not of a table."""
     folder = Path(path)
-    has_table = not folder.is_dir() or (folder / "table.csv").is_file()
-    return runs.read(path) if not has_table and runs.is_recording(path) else table.read(path)
+    return folder.is_dir() and not (folder / "table.csv").is_file() and runs.is_recording(folder)
+
+
+def _arms(path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of result files: the baseline's arm and the candidate's. Several candidates are never taken together."""
+    if not _has_runs(path):
+        return {}
+    found = {}
+    for role, names in runs.arms(path).items():
+        if role not in asked and len(names) > 1:
+            raise InputError(
+                f"{path} has several arms as {role}: say --{role} (there are: {', '.join(names)})"
+            )
+        found[role] = names[0] if names else role
+    return found
 
 
 def _check_machine(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
@@ -81,14 +97,8 @@ def _manifest(path: str) -> dict[str, Any]:
     if not (folder / profiles.MANIFEST).is_file():
         return {}
     manifest = profiles.load_manifest(folder)
-    parameters = manifest.parameters
-    if runs.is_recording(folder) and not (folder / "table.csv").is_file():
-        # Rows read from result files are named by their role.
-        parameters = parameters | {"baseline": "baseline", "candidate": "candidate"}
-    named = {MANIFEST_NAMES.get(key, key): value for key, value in parameters.items()}
-    found = {
-        key: value for key, value in named.items() if key in (*DEFAULTS, "config", "tails", "isl", "osl")
-    }
+    named = {MANIFEST_NAMES.get(key, key): value for key, value in manifest.parameters.items()}
+    found = {key: value for key, value in named.items() if key in (*DEFAULTS, *OF_MANIFEST)}
     measured_on = found.get("hardware") or hardware.of_device(manifest.device)
     about = {"table_kind": manifest.kind, "table_hardware": measured_on, "table_device": manifest.device}
     return found | about | ({"hardware": measured_on} if measured_on else {})
@@ -105,10 +115,22 @@ def _constants(given: Mapping[str, Any]) -> dict | None:
 
 
 def _savings(given: Mapping[str, Any], machine: hardware.Hardware, config) -> savings.Savings:
+    before, after = _tails(given)
     if not given.get("tails"):
-        return savings.modelled(machine, given["tp"], config)
-    rows = recordings.read(given["tails"])
-    return savings.recorded(rows, given["tp"], "replicated", "column_parallel")
+        return savings.modelled(machine, given["tp"], config, before, after)
+    return savings.recorded(recordings.read(given["tails"]), given["tp"], before, after)
+
+
+def _tails(given: Mapping[str, Any]) -> tuple[str, str]:
+    """The tails of the baseline's and the candidate's arm: the manifest's word, else those of the change."""
+    arms = given.get("arms") or {}
+    usual = {"baseline": "replicated", "candidate": "column_parallel"}
+    before, after = ((arms.get(given[role]) or {}).get("tail") or tail for role, tail in usual.items())
+    if before == after:
+        raise InputError(
+            f"{given['baseline']} and {given['candidate']} both run the tail {before}: nothing to predict"
+        )
+    return before, after
 
 
 def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.Hardware) -> dict[str, Any]:

@@ -18,6 +18,8 @@ METRICS = {
     "mean_itl_ms": "mean_itl_ms",
 }
 
+ROLES = ("baseline", "candidate")
+
 
 def is_recording(path: str | Path) -> bool:
     """Whether `path` is a folder with runs/*.json."""
@@ -25,30 +27,43 @@ def is_recording(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> list[Row]:
-    """One row per arm's role (baseline, candidate) and concurrency: the geometric mean over its warm runs, which is what
-    `latent-moe table` shows.
+    """One row per arm (by name) and concurrency: the geometric mean over its warm runs, which is what `latent-moe table`
+    shows.
 
     Raises InputError naming the file that cannot be used.
     """
     groups: dict[tuple, list[dict]] = {}
-    for file in sorted(Path(path).glob("runs/*.json")):
-        run = _load(file)
+    for run in _warm(path):
         about = run["latent_moe"]
-        if about["role"] in ("baseline", "candidate") and not about.get("cold"):
-            key = (about["isl"], about["osl"], about["concurrency"], about["role"])
-            groups.setdefault(key, []).append(run)
-    if not groups:
-        raise InputError(f"{path}: no warm baseline or candidate runs under runs/")
-    return [
-        Row(isl, osl, conc, role, _means(runs)) for (isl, osl, conc, role), runs in sorted(groups.items())
+        key = (about["isl"], about["osl"], about["concurrency"], about["arm"])
+        groups.setdefault(key, []).append(run)
+    return [Row(isl, osl, conc, arm, _means(runs)) for (isl, osl, conc, arm), runs in sorted(groups.items())]
+
+
+def arms(path: str | Path) -> dict[str, list[str]]:
+    """{"baseline": its arm, "candidate": every one's name}, sorted."""
+    found: dict[str, set[str]] = {role: set() for role in ROLES}
+    for run in _warm(path):
+        found[run["latent_moe"]["role"]].add(run["latent_moe"]["arm"])
+    return {role: sorted(names) for role, names in found.items()}
+
+
+def _warm(path: str | Path) -> list[dict]:
+    """The runs that count: of a baseline or a candidate, warm. Raises InputError where there are none."""
+    loaded = [_load(file) for file in sorted(Path(path).glob("runs/*.json"))]
+    found = [
+        run for run in loaded if run["latent_moe"]["role"] in ROLES and not run["latent_moe"].get("cold")
     ]
+    if not found:
+        raise InputError(f"{path}: no warm baseline or candidate runs under runs/")
+    return found
 
 
 def _load(file: Path) -> dict:
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
         about = run["latent_moe"]
-        for name in ("role", "isl", "osl", "concurrency"):
+        for name in ("role", "arm", "isl", "osl", "concurrency"):
             about[name]
         for name in ("total_token_throughput", "mean_ttft_ms", "mean_tpot_ms"):
             if not run[name] > 0:

@@ -8,7 +8,7 @@ from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.cost.hardware import Hardware
 from latent_moe.cost.interpolate import leave_one_out_error
 from latent_moe.cost.recordings import Line, lines
-from latent_moe.cost.tail import tail_cost
+from latent_moe.cost.tail import best_tail, measured_best, tail_cost
 from latent_moe.cost.terms import Cost, least_known
 from latent_moe.errors import InputError
 
@@ -22,6 +22,8 @@ class Saving:
     kind: str
 
 
+# The tail of an arm that takes the best one at each T.
+AUTO = "auto"
 # (tokens of the step, whether it is a decode step) -> what a layer saves in it.
 Savings = Callable[[int, bool], Saving]
 
@@ -33,11 +35,16 @@ def modelled(
     baseline: str = "replicated",
     candidate: str = "column_parallel",
 ) -> Savings:
-    """Savings from the cost model. Raises InputError (when asked) as tail_cost does."""
+    """Savings from the cost model; AUTO is the best tail of each T. Raises InputError (when asked) as tail_cost does."""
+
+    def cost(tail: str, tokens: int) -> Cost:
+        best = tail == AUTO
+        return (
+            best_tail(tokens, tp, hardware, config) if best else tail_cost(tail, tokens, tp, hardware, config)
+        )
 
     def saving(tokens: int, decode: bool) -> Saving:
-        before = tail_cost(baseline, tokens, tp, hardware, config)
-        after = tail_cost(candidate, tokens, tp, hardware, config)
+        before, after = cost(baseline, tokens), cost(candidate, tokens)
         kind = least_known(term.kind for term in (*before.terms, *after.terms))
         return Saving(before.total_us - after.total_us, _error_us(before, after), kind)
 
@@ -57,7 +64,8 @@ def constant(prefill_us: float, decode_us: float, kind: str = "measured") -> Sav
 
 
 def recorded(rows: Iterable[Mapping], tp: int, baseline: str, candidate: str) -> Savings:
-    """What the recording says a layer saves. Decode steps read graph rows, prefill steps eager rows, where both are.
+    """What the recording says a layer saves. Decode steps read graph rows, prefill steps eager rows, where both are; AUTO
+    is the best tail there at each T.
 
     Raises InputError when the recording has no rows of both tails at this tp.
     """
@@ -79,6 +87,8 @@ def _pair(rows: list[Mapping], tokens: int, mode: str, tails: tuple[str, str]) -
     other = "eager" if mode == "graph" else "graph"
     for chosen in (mode, other):
         by_tail = {key[0]: line for key, line in lines(rows, chosen).items()}
+        if AUTO in tails and by_tail:
+            by_tail[AUTO] = by_tail[measured_best(rows, tokens, chosen)]
         if all(tail in by_tail for tail in tails) and _reaches(by_tail[tails[0]], tokens, chosen == other):
             return by_tail[tails[0]], by_tail[tails[1]]
     raise InputError(f"the recording lacks {' or '.join(tails)} near {tokens} tokens at this tp")

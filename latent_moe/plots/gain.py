@@ -37,12 +37,16 @@ def _modelled_pct(hardware: str, tp: int, link_gb_per_s: float | None) -> dict[i
     return {t: 100 * (1 - after / before) for t, (before, after) in both.items()}
 
 
-def measured_gain(folder: Path, series: Mapping[str, str], mode: str = "graph") -> go.Figure:
-    """The same from a recording of `latent-moe tails`: a line for each of `series`, label -> CSV file in the folder."""
-    tables = {label: pd.read_csv(folder / file) for label, file in series.items()}
+def measured_gain(series: Mapping[str, Path], mode: str = "graph") -> go.Figure:
+    """The same from recordings of `latent-moe tails`: a line for each of `series`, label -> CSV file in a recording.
+
+    The figure names the first one's device: take recordings of one kind of machine.
+    """
+    tables = {label: pd.read_csv(file) for label, file in series.items()}
     lines = {label: _measured_pct(table[table["mode"] == mode]) for label, table in tables.items()}
     tp = "/".join(sorted({str(tp) for table in tables.values() for tp in table["tp"]}))
-    said = of_manifest(load_manifest(folder), f"tp = {tp}, {mode}, medians; below 0: sharding loses")
+    first = next(iter(series.values())).parent
+    said = of_manifest(load_manifest(first), f"tp = {tp}, {mode}, medians; below 0: sharding loses")
     return _percent_lines(lines, "What sharding saved of a whole tail", said)
 
 

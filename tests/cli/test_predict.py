@@ -178,5 +178,5 @@ def test_measured_is_what_the_table_verb_says(capsys):
 
 
 def test_times_that_were_measured_have_no_known_error(capsys):
-    answer = _json(capsys, "--table", str(profile_path("h200x2_vllm")), "--tails", "h200x2_tails")
+    answer = _json(capsys, "--table", str(profile_path("h200x2_vllm_6layers")), "--tails", "h200x2_tails")
     assert {value for row in answer["rows"] for value in row["uncertainty_pp"].values()} == {None}

@@ -6,22 +6,25 @@ from statistics import median
 
 import pytest
 
-from latent_moe.cost import fit, hardware, recordings, runs, savings, tail
+from latent_moe.cost import fit, hardware, recordings, report, runs, savings, tail
 from latent_moe.errors import InputError
 from latent_moe.profiles import load_manifest, profiles_dir
 
 H200 = hardware.get("h200")
 
 
+WHOLE = ("h200x2_tails", "h200x2_tails_vllm")
+COMPUTE = ("h200_first_measurements", "h200_tp8_shapes")
+
+
 def series():
-    """(name, file, tp, mode, collectives) of every recording of H200 tails that is there."""
+    """(name, tp, mode) of every recording of H200 tails that is there."""
     found = []
-    for name in ("h200_first_measurements", "h200_tp8_shapes", "h200x2_tails"):
+    for name in (*COMPUTE, *WHOLE):
         folder = profiles_dir() / name
         if (folder / "tails.csv").is_file():
             rows = recordings.read(folder)
-            collectives = name == "h200x2_tails"
-            found += [(name, *key, collectives) for key in sorted({(row["tp"], row["mode"]) for row in rows})]
+            found += [(name, *key) for key in sorted({(row["tp"], row["mode"]) for row in rows})]
     return found
 
 
@@ -33,23 +36,16 @@ def missed(rows, tp, mode, collectives):
     return {tail: error for tail, error in errors.items() if error > 0.15}
 
 
-@pytest.mark.parametrize(("name", "tp", "mode", "collectives"), series())
-def test_held_out_tails_are_predicted_within_15_per_cent(name, tp, mode, collectives):
+@pytest.mark.parametrize(("name", "tp", "mode"), series())
+def test_held_out_tails_are_predicted_within_15_per_cent(name, tp, mode):
     rows = recordings.read(name)
-    # Eager rows far above the captured graph's are the host's times: the same launches take 43 to 76 us by chance.
-    rows = fit.device_bound(rows) if mode == "eager" else rows
-    assert missed(rows, tp, mode, collectives) == {}
+    # Where a row's samples were taken in one go, eager rows far above the graph's are the host's times of that moment.
+    rows = fit.device_bound(rows) if mode == "eager" and name in COMPUTE else rows
+    assert missed(rows, tp, mode, collectives=name in WHOLE) == {}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rows that wait for the host: their times vary by up to 2 between series"
-)
-def test_held_out_tails_that_wait_for_the_host_are_predicted_within_15_per_cent():
-    assert missed(recordings.read("h200x2_tails"), 2, "eager", collectives=True) == {}
-
-
-def test_times_that_wait_for_the_host_cannot_be_predicted_by_anything():
-    """The same tail at the same T in the same mode, measured twice: the two differ by more than the 15 % asked."""
+def test_samples_in_one_go_say_little_about_times_that_wait_for_the_host():
+    """The same tail at the same T, measured twice: eager medians differ by more than the 15 % asked, graph medians do not."""
     folder = profiles_dir() / "h200x2_tails"
     times = [
         {
@@ -57,7 +53,7 @@ def test_times_that_wait_for_the_host_cannot_be_predicted_by_anything():
             for r in fit.of_series(recordings.read(folder, file), 2, mode)
         }
         for mode in ("eager", "graph")
-        for file in ("tails.csv", "series3.csv")
+        for file in ("series4.csv", "series3.csv")
     ]
     eager, graph = (
         median(
@@ -69,6 +65,8 @@ def test_times_that_wait_for_the_host_cannot_be_predicted_by_anything():
     )
     assert eager > 0.15
     assert graph < 0.05
+    # And they miss the bound that samples taken in rounds (tails.csv) keep.
+    assert missed(recordings.read(folder, "series4.csv"), 2, "eager", collectives=True)
 
 
 def test_rows_that_wait_for_the_host_are_told_apart():
@@ -153,50 +151,108 @@ def test_a_recording_that_is_not_there_names_those_that_are():
         recordings.read("nowhere")
 
 
-def _run(folder, name, role, rate, ttft, cold=False):
+def _run(folder, name, role, rate, ttft, pair=1, cold=False):
     about = {"role": role, "arm": name, "isl": 4096, "osl": 256, "concurrency": 8, "cold": cold}
     result = {"total_token_throughput": rate, "mean_ttft_ms": ttft, "mean_tpot_ms": 4.5, "latent_moe": about}
     (folder / "runs").mkdir(exist_ok=True)
-    (folder / "runs" / f"{name}.json").write_text(json.dumps(result))
+    (folder / "runs" / f"{name}{pair}.json").write_text(json.dumps(result))
 
 
-def test_result_files_become_rows_by_role(tmp_path):
-    _run(tmp_path, "a1", "baseline", 100.0, 400.0)
-    _run(tmp_path, "a2", "baseline", 300.0, 420.0)
-    _run(tmp_path, "a3", "baseline", 9.0, 9000.0, cold=True)
-    _run(tmp_path, "b1", "candidate", 200.0, 390.0)
-    _run(tmp_path, "c1", None, 1.0, 1.0)
-    before, after = runs.read(tmp_path)
-    assert (before.config, after.config) == ("baseline", "candidate")
+def test_result_files_become_rows_by_arm(tmp_path):
+    _run(tmp_path, "a", "baseline", 100.0, 400.0, pair=1)
+    _run(tmp_path, "a", "baseline", 300.0, 420.0, pair=2)
+    _run(tmp_path, "a", "baseline", 9.0, 9000.0, pair=3, cold=True)
+    _run(tmp_path, "b", "candidate", 200.0, 390.0)
+    _run(tmp_path, "c", None, 1.0, 1.0)
+    _run(tmp_path, "d", "candidate", 500.0, 390.0)
+    before, after, other = runs.read(tmp_path)
+    assert (before.config, after.config, other.config) == ("a", "b", "d")
     assert before.metrics["total_tok_per_s"] == pytest.approx(30_000**0.5)
     assert before.metrics["mean_ttft_ms"] == pytest.approx(168_000**0.5)
+    # Two candidates are two arms, not one with the mean of both.
+    assert after.metrics["total_tok_per_s"] == pytest.approx(200)
+    assert runs.arms(tmp_path) == {"baseline": ["a"], "candidate": ["b", "d"]}
     (tmp_path / "runs" / "b1.json").write_text("{}")
     with pytest.raises(InputError, match=r"b1\.json"):
         runs.read(tmp_path)
 
 
-def test_the_end_to_end_pair_on_two_h200_is_predicted_from_the_tails_alone():
-    from latent_moe.cost import report
+def test_several_candidates_are_asked_about_by_name(tmp_path):
+    for name, role in (("a", "baseline"), ("b", "candidate"), ("d", "candidate")):
+        _run(tmp_path, name, role, 200.0, 390.0)
+    about = {"table": str(tmp_path), "tails": "h200x2_tails", "hardware": "h200", "tp": 2, "layers": 12}
+    about |= {"budget": 8192}
+    with pytest.raises(InputError, match=r"say --candidate \(there are: b, d\)"):
+        report.predict(about)
+    assert report.predict(about | {"candidate": "d"})["rows"]
+    with pytest.raises(InputError, match="no rows of candidate 'e'"):
+        report.predict(about | {"candidate": "e"})
 
-    folder = profiles_dir() / "h200x2_vllm"
-    if not (folder / "manifest.json").is_file() or not (profiles_dir() / "h200x2_tails").is_dir():
-        pytest.skip("profiles/h200x2_vllm or h200x2_tails is not recorded yet")
-    assert load_manifest(folder).kind == "measured"
-    answer = report.predict({"table": str(folder), "tails": "h200x2_tails", "hardware": "h200"})
-    missed = {key: round(answer["mae_pp"][key], 2) for key in ("total_tok_per_s", "mean_tpot_ms")}
-    if max(missed.values()) > 1.0:
-        pytest.xfail(
-            f"{missed} points where 1.0 is asked: vLLM's own all-reduce, intervals of +-2.6 and more"
+
+def test_the_arm_says_which_tails_are_compared(tmp_path):
+    """A manifest's arms name their tails; auto is the best recorded one at each T."""
+    answers = {
+        name: report.predict(
+            {
+                "table": str(profiles_dir() / "h200x2_vllm"),
+                "tails": "h200x2_tails_vllm",
+                "hardware": "h200",
+                "candidate": name,
+            }
         )
+        for name in ("column_parallel", "auto")
+    }
+    rows = recordings.read("h200x2_tails_vllm")
+    times = {(r["tail"], r["tokens"], r["mode"]): r["median_us"] for r in rows}
+    for name, prefill, decode in (
+        ("column_parallel", "column_parallel", "column_parallel"),
+        ("auto", "token_parallel", "fused"),
+    ):
+        row = answers[name]["rows"][0]
+        assert row["concurrency"] == 8
+        assert row["saving_us_per_layer"] == pytest.approx(
+            {
+                "prefill_step": times["replicated", 8192, "eager"] - times[prefill, 8192, "eager"],
+                "decode_step": times["replicated", 8, "graph"] - times[decode, 8, "graph"],
+            }
+        )
+
+
+def _pair(candidate):
+    """The answer for one arm of the measured recording, from the tails with the same collectives alone."""
+    folder = profiles_dir() / "h200x2_vllm"
+    assert load_manifest(folder).kind == "measured"
+    about = {"table": str(folder), "tails": "h200x2_tails_vllm", "candidate": candidate}
+    return report.predict(about)
+
+
+@pytest.mark.parametrize("candidate", ["column_parallel", "auto"])
+def test_the_measured_pairs_on_two_h200_are_predicted_from_the_tails_alone(candidate):
+    answer = _pair(candidate)
+    assert answer["mae_pp"]["total_tok_per_s"] <= 1.0
+    if candidate == "auto":
+        assert answer["mae_pp"]["mean_tpot_ms"] <= 1.0
+        assert answer["mae_pp"]["mean_ttft_ms"] <= 1.0
+    (at_8,) = (row for row in answer["rows"] if row["concurrency"] == 8)
+    if candidate == "column_parallel":
+        assert all(
+            abs(at_8["error_pp"][name]) <= 1.0 for name in ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
+        )
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="1.19 points: at concurrency 32 the measured TPOT is -4.0 %, its interval -6.2 to -1.8",
+)
+def test_the_measured_tpot_of_column_parallel_is_predicted_within_a_point():
+    assert _pair("column_parallel")["mae_pp"]["mean_tpot_ms"] <= 1.0
 
 
 def test_the_first_end_to_end_figures_of_12_layers_are_predicted_within_a_point():
     """One server start an arm, not interleaved. At concurrency 32 the client's waves fell differently: its TTFT rose by
     16 % and its TPOT fell by 9 %, so there only the throughput says something."""
-    from latent_moe.cost import report
-
     table = profiles_dir() / "h200_first_measurements" / "vllm_tp2.csv"
-    setup = {"tp": 2, "layers": 12, "budget": 8192, "hardware": "h200", "tails": "h200x2_tails"}
+    setup = {"tp": 2, "layers": 12, "budget": 8192, "hardware": "h200", "tails": "h200x2_tails_vllm"}
     arms = {"baseline": "replicated", "candidate": "column_parallel"}
     answer = report.predict({"table": str(table), **setup, **arms})
     assert answer["mae_pp"]["total_tok_per_s"] <= 1.0

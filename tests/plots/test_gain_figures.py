@@ -23,7 +23,7 @@ def test_modelled_lines_are_the_tails_own():
 
 def test_a_recording_that_loses_is_drawn_below_zero():
     folder = profile_path("h200x2_tails")
-    figure = gain.measured_gain(folder, {"first": "tails.csv", "second": "series2.csv"})
+    figure = gain.measured_gain({"first": folder / "tails.csv", "second": folder / "series2.csv"})
     first, second = figure.data
     assert (first.name, second.name) == ("first", "second")
     with open(folder / "series2.csv", encoding="utf-8") as file:

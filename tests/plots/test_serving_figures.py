@@ -33,7 +33,10 @@ def test_the_chance_grows_with_pairs_and_shrinks_with_spread():
 
 
 def test_intervals_are_drawn_where_there_are_some_and_said_where_not():
-    recorded, published = _frame("h200x2_vllm"), _frame("mi355x_pr51253", baseline="main", candidate="PR")
+    recorded, published = (
+        _frame("h200x2_vllm_6layers"),
+        _frame("mi355x_pr51253", baseline="main", candidate="PR"),
+    )
     with_bars, without = serving.deltas(recorded), serving.deltas(published)
     row = recorded[(recorded["metric"] == "total_tok_per_s") & (recorded["concurrency"] == 8)].iloc[0]
     assert with_bars.data[0].error_y.array[0] == pytest.approx(row["ci95_high_pct"] - row["delta_pct"])
@@ -42,7 +45,7 @@ def test_intervals_are_drawn_where_there_are_some_and_said_where_not():
 
 
 def test_both_arms_are_named_and_their_means_described():
-    figure = serving.both_arms(_frame("h200x2_vllm"), "mean_tpot_ms")
+    figure = serving.both_arms(_frame("h200x2_vllm_6layers"), "mean_tpot_ms")
     assert [line.name for line in figure.data] == ["replicated", "column_parallel"]
     assert "geometric means over 4 pairs" in figure.layout.title.text
     assert figure.layout.yaxis.title.text == "Mean TPOT (ms)"
