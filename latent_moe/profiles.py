@@ -75,16 +75,21 @@ def write_manifest(folder: str | Path, manifest: Manifest) -> Path:
     return path
 
 
+def folders(root: str | Path | None = None) -> list[Path]:
+    """Every folder under profiles/ that has a manifest, by name."""
+    top = Path(root) if root else profiles_dir()
+    return [path.parent for path in sorted(top.glob(f"*/{MANIFEST}"))]
+
+
 def list_profiles(root: str | Path | None = None) -> list[Manifest]:
     """The manifests of every recording under profiles/, by name."""
-    top = Path(root) if root else profiles_dir()
-    return [load_manifest(path.parent) for path in sorted(top.glob(f"*/{MANIFEST}"))]
+    return [load_manifest(folder) for folder in folders(root)]
 
 
 def profile_path(name: str) -> Path:
     """The folder of the recording `name`. Raises InputError that names what there is."""
     folder = profiles_dir() / name
     if not (folder / MANIFEST).is_file():
-        known = ", ".join(path.parent.name for path in sorted(profiles_dir().glob(f"*/{MANIFEST}")))
+        known = ", ".join(path.name for path in folders())
         raise InputError(f"no recording {name!r} under profiles/ (there are: {known or 'none'})")
     return folder

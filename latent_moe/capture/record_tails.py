@@ -13,11 +13,15 @@ from latent_moe import platform
 from latent_moe.capture.inputs import make_inputs
 from latent_moe.capture.sweep import Sweep, known_tail, refused
 from latent_moe.capture.workload import line_up, region_name
-from latent_moe.parallel import TensorParallel
+from latent_moe.parallel import VLLM, TensorParallel
 from latent_moe.profiles import Manifest, write_manifest
 
 TRACE_LIMIT_BYTES = 500_000
 TRACE_STEPS = 3
+WITH_HANDLES = (
+    "Collectives without a handle go through vLLM's communicator, as in a server; those with one (overlap, pipelined, "
+    "token_parallel) through torch.distributed, as vLLM has none."
+)
 
 
 def write_recording(
@@ -42,8 +46,9 @@ def write_recording(
         if found[name]:
             _write_csv(folder / file, found[name])
             files[file] = about
-    for trace in sorted(folder.glob("trace_*.json.gz")):
-        files[trace.name] = f"torch.profiler, {TRACE_STEPS} steps at two T, rank 0"
+    for trace in (folder / f"trace_{tail}.json.gz" for tail in sorted(sweep.tails)):
+        if trace.is_file():
+            files[trace.name] = f"torch.profiler, {TRACE_STEPS} steps at two T, rank 0"
     write_manifest(folder, _manifest(folder.name, files, sweep, tp, machine))
     return folder
 
@@ -71,6 +76,7 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
         date=date.today().isoformat(),
         command="latent-moe " + " ".join(_public(sys.argv[1:])),
         software=_software(machine, sweep),
+        notes=WITH_HANDLES if sweep.communicator == VLLM and not sweep.shapes_of else "",
         files=files,
         parameters={
             "tp": sweep.shapes_of or tp,
@@ -81,6 +87,9 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
             "dtype": sweep.dtype,
             "samples": sweep.samples,
             "rounds": sweep.rounds,
+            "tokens": list(sweep.tokens),
+            "tails": list(sweep.tails),
+            "modes": list(sweep.modes),
             "variants": {name: dict(options, tail=tail) for name, tail, options in sweep.options},
         },
     )

@@ -3,6 +3,7 @@
 T tokens, H hidden, L latent, tp ranks.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -131,6 +132,8 @@ def ranks_for(tp: TensorParallel, sweep: Sweep) -> AbstractContextManager[Tensor
     if sweep.shapes_of:
         return nullcontext(ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device))
     if sweep.collectives == "vllm":
+        # What vLLM finds worth a line on import is not about the tails.
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from latent_moe.serving.vllm_model.standalone import serving_ranks
 
         return serving_ranks(tp)

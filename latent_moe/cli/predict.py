@@ -35,7 +35,7 @@ def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.cost import report
 
-    options = vars(args) | {"table": args.table or _published()}
+    options = vars(args) | {"table": _published() if args.table is None else args.table}
     if args.hardware == HERE:
         options |= {"machine": _this_machine()}
     answer = report.predict(options)

@@ -6,6 +6,7 @@ from pathlib import Path
 from latent_moe.cli.output import emit, progress
 
 HELP = "Time every tail on the ranks of this machine, collectives included, or (--shapes-of) the compute of one rank."
+LONGEST_S = 10_000_000
 POWERS = [1 << power for power in range(15)]
 
 
@@ -26,7 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--shapes-of", type=int, metavar="TP", help="one device, no collectives, one rank's shapes"
     )
-    parser.add_argument("--samples", type=int, default=30, help="samples per row (default 30)")
+    parser.add_argument(
+        "--samples", type=int, default=30, help="samples per row (default 30), half as many from T = 4096 on"
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, help="passes over everything in which they are taken (default 3)"
     )
@@ -34,7 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--collectives",
         choices=("torch", "vllm"),
         default="torch",
-        help="whose: torch.distributed (default), or those that a vLLM server of this machine uses",
+        help="whose: torch.distributed (default), or those that a vLLM server of this machine uses (overlap, pipelined and "
+        "token_parallel wait on handles, which vLLM has none of: theirs stay torch.distributed's)",
     )
     parser.add_argument(
         "--variants",
@@ -57,17 +61,17 @@ def run(args: Namespace) -> int:
     machine = platform.describe()
     sweep = _sweep(args, machine)
     tp = 1 if args.shapes_of else args.tp
-    progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
     if args.record:
         # A place that cannot be written is said before the timing.
         args.record.mkdir(parents=True, exist_ok=True)
+    progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
     answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
     found = _merge(answers)
     if args.record:
         from latent_moe.capture.record_tails import write_recording
 
         write_recording(args.record, found, sweep, tp, machine)
-    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp}
+    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp, **_how(sweep)}
     if args.shapes_of:
         from latent_moe.capture.limits import with_limits
 
@@ -79,6 +83,13 @@ def run(args: Namespace) -> int:
         answer["auto"] = choices(found["rows"], sweep.config, tp, machine, sweep.communicator)
     emit(args, answer, _text(answer))
     return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
+
+
+def _how(sweep) -> dict:
+    """What a reader needs to repeat the timing."""
+    how = {"dtype": sweep.dtype, "samples": sweep.samples, "rounds": sweep.rounds}
+    how |= {"hidden_size": sweep.config.hidden_size, "latent_size": sweep.config.expert_input_size}
+    return how if sweep.shapes_of else how | {"communicator": sweep.communicator}
 
 
 def _measure(tp, sweep, folder):
@@ -112,6 +123,8 @@ def _sweep(args: Namespace, machine):
     tokens = args.tokens or (POWERS if gpu else POWERS[:9])
     if min(*tokens, args.samples, args.rounds, args.tp, args.shapes_of or 1) < 1:
         raise InputError("tails: T, samples, rounds and tp must be at least 1")
+    if not 0 < args.timeout <= LONGEST_S:
+        raise InputError(f"tails: --timeout {args.timeout:g} is not between 0 and {LONGEST_S} seconds")
     if args.collectives == "vllm":
         _check_vllm(args)
     if not gpu and args.mode in ("graph", "both"):
@@ -144,6 +157,8 @@ def _check_vllm(args: Namespace) -> None:
 
     if args.shapes_of:
         raise InputError("tails: --shapes-of has no collectives, so --collectives says nothing there")
+    if args.tp == 1:
+        raise InputError("tails: one rank has no collectives, so --collectives says nothing at --tp 1")
     if describe().vllm_version is None:
         raise InputError("tails: --collectives vllm needs vLLM, which is not installed")
 
@@ -176,11 +191,22 @@ def _text(answer: dict) -> str:
         f"not timed: {item['tail']} at T = {item['tokens']}: {item['reason']}" for item in answer["skipped"]
     ]
     lines += [
-        f"auto at T = {one['tokens']}, {one['mode']}: {one['tail']}, {one['over_best_pct']:.1f} % over {one['best']} ({one['why']})"
+        f"auto would take {one['tail']} at T = {one['tokens']}, {one['mode']} ({one['why']}): {_beside_best(one)}"
         for one in answer.get("auto", [])
     ]
     worst = max((check["max_rel_err"] for check in answer["checks"]), default=None)
     lines.append(
         f"worst error against float64: {worst:.1e}" if worst is not None else "not checked against float64"
     )
-    return "\n".join([*lines, f"measured on {answer['device']}, tp = {answer['tp']}"])
+    sizes = f"H = {answer['hidden_size']}, L = {answer['latent_size']}, {answer['dtype']}"
+    whose = f", collectives of {answer['communicator']}" if "communicator" in answer else ", no collectives"
+    lines.append(
+        f"measured on {answer['device']}, tp = {answer['tp']}{whose}; {sizes}; {answer['samples']} samples a row in {answer['rounds']} rounds, half as many from T = 4096 on"
+    )
+    return "\n".join(lines)
+
+
+def _beside_best(one: dict) -> str:
+    if one["tail"] == one["best"]:
+        return "the fastest here"
+    return f"{one['over_best_pct']:.1f} % over {one['best']}, the fastest here"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 from latent_moe.cost.table import Row
 from latent_moe.errors import InputError
@@ -19,6 +20,10 @@ METRICS = {
 }
 
 ROLES = ("baseline", "candidate")
+KEYS = ("isl", "osl", "concurrency")
+NEEDED = ("total_token_throughput", "mean_ttft_ms", "mean_tpot_ms")
+IMPOSSIBLE = 1e15  # in any of these units
+LENGTHS_DIFFER = 0.01  # of the tokens asked for
 
 
 def is_recording(path: str | Path) -> bool:
@@ -28,16 +33,47 @@ def is_recording(path: str | Path) -> bool:
 
 def read(path: str | Path) -> list[Row]:
     """One row per arm (by name) and concurrency: the geometric mean over its warm runs, which is what `latent-moe table`
-    shows.
+    shows. Rows that cannot be compared (`left_out`) are not among them.
 
     Raises InputError naming the file that cannot be used.
     """
-    groups: dict[tuple, list[dict]] = {}
+    groups, bad = _groups(path), left_out(path)
+    return [Row(*key, _means(runs)) for key, runs in groups.items() if key not in bad]
+
+
+def left_out(path: str | Path) -> dict[tuple[int, int, int, str], str]:
+    """{(isl, osl, concurrency, arm): why} of rows with failed requests or answers of other lengths than asked for.
+
+    Where that is the baseline's row, the candidates' rows of its cell are left out with it.
+    """
+    groups = _groups(path)
+    why = {key: found for key, runs in groups.items() if (found := _not_whole(runs))}
+    of_baseline = {key[:3]: text for key, text in why.items() if key[3] in arms(path)["baseline"]}
+    return {
+        key: why.get(key) or of_baseline[key[:3]] for key in groups if key in why or key[:3] in of_baseline
+    }
+
+
+def _groups(path: str | Path) -> dict[tuple[int, int, int, str], list[dict]]:
+    groups: dict[tuple[int, int, int, str], list[dict]] = {}
     for run in _warm(path):
         about = run["latent_moe"]
         key = (about["isl"], about["osl"], about["concurrency"], about["arm"])
         groups.setdefault(key, []).append(run)
-    return [Row(isl, osl, conc, arm, _means(runs)) for (isl, osl, conc, arm), runs in sorted(groups.items())]
+    return dict(sorted(groups.items()))
+
+
+def _not_whole(runs: list[dict]) -> str | None:
+    """Why these runs say nothing about the arm, or None."""
+    failed = sum(run.get("failed") or 0 for run in runs)
+    if failed:
+        asked = sum(run.get("num_prompts") or 0 for run in runs)
+        return f"{failed} of {asked} requests failed"
+    for run in runs:
+        done, out = run.get("completed"), run.get("total_output_tokens")
+        if done and out and abs(out / done / run["latent_moe"]["osl"] - 1) > LENGTHS_DIFFER:
+            return f"answers of {out / done:.4g} tokens where {run['latent_moe']['osl']} were asked for"
+    return None
 
 
 def arms(path: str | Path) -> dict[str, list[str]]:
@@ -62,15 +98,30 @@ def _warm(path: str | Path) -> list[dict]:
 def _load(file: Path) -> dict:
     try:
         run = json.loads(file.read_text(encoding="utf-8"))
-        about = run["latent_moe"]
-        for name in ("role", "arm", "isl", "osl", "concurrency"):
-            about[name]
-        for name in ("total_token_throughput", "mean_ttft_ms", "mean_tpot_ms"):
-            if not run[name] > 0:
-                raise InputError(f"{file}: {name} must be positive")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file}: not a benchmark result ({error!r})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: not a benchmark result ({error})") from error
+    about = run.get("latent_moe") if isinstance(run, dict) else None
+    if not isinstance(about, dict):
+        raise InputError(f"{file}: not a benchmark result of `latent-moe bench`")
+    if not isinstance(about.get("arm"), str) or about.get("role") not in (*ROLES, None):
+        raise InputError(
+            f"{file}: arm {about.get('arm')!r} in the role {about.get('role')!r}: not a benchmark result"
+        )
+    for name in KEYS:
+        _check_positive(about.get(name), f"{file}: {name}", whole=True)
+    for name in NEEDED:
+        _check_positive(run.get(name), f"{file}: {name}")
+    for name in METRICS.values():
+        if run.get(name):
+            _check_positive(run[name], f"{file}: {name}")
     return run
+
+
+def _check_positive(value: Any, where: str, whole: bool = False) -> None:
+    kinds = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < IMPOSSIBLE:
+        asked = "positive whole number" if whole else "positive number"
+        raise InputError(f"{where} is {str(value)[:40]}, a {asked} was expected")
 
 
 def _means(runs: Iterable[dict]) -> dict[str, float]:

@@ -63,16 +63,22 @@ def constant(prefill_us: float, decode_us: float, kind: str = "measured") -> Sav
     return lambda tokens, decode: Saving(decode_us if decode else prefill_us, None, kind)
 
 
-def recorded(rows: Iterable[Mapping], tp: int, baseline: str, candidate: str) -> Savings:
+def recorded(
+    rows: Iterable[Mapping], tp: int, baseline: str, candidate: str, source: str = "the recording"
+) -> Savings:
     """What the recording says a layer saves. Decode steps read graph rows, prefill steps eager rows, where both are; AUTO
     is the best tail there at each T.
 
-    Raises InputError when the recording has no rows of both tails at this tp.
+    Raises InputError (when asked) where the recording, called `source`, has no rows of both tails at this tp near that T.
     """
-    rows = [row for row in rows if row.get("tp") == tp]
+    every = list(rows)
+    rows = [row for row in every if row.get("tp") == tp]
+    if not rows:
+        known = ", ".join(sorted({str(row.get("tp")) for row in every})) or "none"
+        raise InputError(f"{source} has no rows at tp {tp} (it has tp {known})")
 
     def saving(tokens: int, decode: bool) -> Saving:
-        before, after = _pair(rows, tokens, "graph" if decode else "eager", (baseline, candidate))
+        before, after = _pair(rows, tokens, "graph" if decode else "eager", (baseline, candidate), source)
         us = before.at(tokens) - after.at(tokens)
         errors = [line.at(tokens) * (leave_one_out_error(line.points) or 0) for line in (before, after)]
         # What was measured has an error too, which a recording of medians does not hold.
@@ -83,17 +89,20 @@ def recorded(rows: Iterable[Mapping], tp: int, baseline: str, candidate: str) ->
     return saving
 
 
-def _pair(rows: list[Mapping], tokens: int, mode: str, tails: tuple[str, str]) -> tuple[Line, Line]:
-    other = "eager" if mode == "graph" else "graph"
-    for chosen in (mode, other):
-        by_tail = {key[0]: line for key, line in lines(rows, chosen).items()}
-        if AUTO in tails and by_tail:
-            by_tail[AUTO] = by_tail[measured_best(rows, tokens, chosen)]
-        if all(tail in by_tail for tail in tails) and _reaches(by_tail[tails[0]], tokens, chosen == other):
+def _pair(
+    rows: list[Mapping], tokens: int, mode: str, tails: tuple[str, str], source: str
+) -> tuple[Line, Line]:
+    for chosen in (mode, "eager" if mode == "graph" else "graph"):
+        by_tail = {key[0]: line for key, line in lines(rows, chosen).items() if _reaches(line, tokens)}
+        if AUTO in tails and by_tail.keys() - {tails[0], AUTO}:
+            near = [row for row in rows if row["tail"] in by_tail]
+            by_tail[AUTO] = by_tail[measured_best(near, tokens, chosen)]
+        if all(tail in by_tail for tail in tails):
             return by_tail[tails[0]], by_tail[tails[1]]
-    raise InputError(f"the recording lacks {' or '.join(tails)} near {tokens} tokens at this tp")
+    wanted = " or ".join("another tail for auto to take" if tail == AUTO else tail for tail in tails)
+    raise InputError(f"{source} lacks {wanted} near {tokens} tokens")
 
 
-def _reaches(line: Line, tokens: int, last_resort: bool) -> bool:
-    # A decode size that only the other mode has is better read there than stretched far beyond this mode's points.
-    return last_resort or min(line.points) / 2 <= tokens <= 2 * max(line.points)
+def _reaches(line: Line, tokens: int) -> bool:
+    # Read at most twice as far as it goes; a decode size that only the other mode has is better read there.
+    return min(line.points) / 2 <= tokens <= 2 * max(line.points)

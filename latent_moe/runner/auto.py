@@ -61,12 +61,16 @@ def _pick(tokens: int, config, tp_size: int, where: Situation, folder: str) -> t
 
 
 def _measured(tokens, config, tp_size, where: Situation, allowed) -> tuple[tuple[str, str] | None, str]:
-    """((tail, why) or None, what was wrong with a recording that should have answered)."""
-    try:
-        fitting = [each for each in profiles.list_profiles() if _fits(each, config, tp_size, where.device)]
-        series = [(each, *_series(each, where.mode, allowed)) for each in fitting]
-    except InputError as error:
-        return None, f"a recording could not be used ({error})"
+    """((tail, why) or None, what was wrong with recordings that should have answered)."""
+    series, unusable = [], []
+    for folder in profiles.folders():
+        try:
+            manifest = profiles.load_manifest(folder)
+            if _fits(manifest, config, tp_size, where.device):
+                series.append((manifest, *_series(manifest, where.mode, tp_size, allowed)))
+        except InputError as error:
+            # One broken recording does not make the others worth less.
+            unusable.append(f"a recording could not be used ({error})")
 
     def apart(one) -> tuple[bool, bool]:
         manifest, mode, _ = one
@@ -74,23 +78,33 @@ def _measured(tokens, config, tp_size, where: Situation, allowed) -> tuple[tuple
 
     # A recording that has the mode goes before one that has not, then one of the same collectives.
     for manifest, found, rows in sorted(series, key=apart):
-        if rows:
-            how = f"measured: {manifest.name}, {found}, {manifest.date}"
-            if _communicator(manifest) != where.communicator:
-                how += f", collectives of {_communicator(manifest)}"
-            return (measured_best(rows, tokens), how), ""
-    return None, ""
+        how = f"measured: {manifest.name}, {found}, {manifest.date}"
+        if _communicator(manifest) != where.communicator:
+            how += f", collectives of {_communicator(manifest)}"
+        return (measured_best(rows, tokens), how), ""
+    return None, "; ".join(unusable)
 
 
 def _communicator(manifest: profiles.Manifest) -> str:
-    return manifest.parameters.get("communicator", TORCH)
+    named = manifest.parameters.get("communicator")
+    return named if isinstance(named, str) else TORCH
 
 
-def _series(manifest: profiles.Manifest, mode: str, allowed) -> tuple[str, list[dict]]:
-    """(mode, rows) of the recording: of `mode` where it has any, else of the other one."""
-    rows = [row for row in recordings.read(manifest.name) if row["tail"] in allowed]
-    found = mode if any(row["mode"] == mode for row in rows) else next((row["mode"] for row in rows), mode)
-    return found, [row for row in rows if row["mode"] == found]
+def _series(manifest: profiles.Manifest, mode: str, tp_size: int, allowed) -> tuple[str, list[dict]]:
+    """(mode, rows) of the recording: of `mode` where it has any, else of the other one.
+
+    Raises InputError where it has no row that could answer.
+    """
+    rows = [
+        row
+        for row in recordings.read(manifest.name)
+        if row["tail"] in allowed and row["tp"] in (None, tp_size)
+    ]
+    for found in (mode, "eager" if mode == "graph" else "graph"):
+        chosen = [row for row in rows if row["mode"] == found]
+        if chosen:
+            return found, chosen
+    raise InputError(f"{manifest.name}: no row of a tail that can run here at tp {tp_size}")
 
 
 def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, device: str) -> bool:

@@ -1,5 +1,6 @@
 """Which arm is the baseline and which the candidate."""
 
+import math
 from typing import Any
 
 from latent_moe.errors import InputError
@@ -33,11 +34,16 @@ def candidates(results: Results, baseline: str | None, candidate: str | None) ->
     """
     if candidate is not None:
         return [candidate]
-    items: list[Any] = [*results.runs, *results.answers]
+    items: list[Any] = [*sorted(results.runs, key=_started), *results.answers]
     named = {
         item.arm: None for item in items if item.role == "candidate" and item.arm not in (None, baseline)
     }
     return list(named) if len(named) > 1 else [None]
+
+
+def _started(run) -> float:
+    """Arms come in the order in which they were first started, which is the recipe's."""
+    return math.inf if run.order is None else run.order
 
 
 def _by_role(items: list[Any], role: str, taken: str | None) -> str | None:

@@ -96,21 +96,25 @@ def _answer(item: dict[str, Any], where: str) -> Answer:
     return Answer(
         prompt=repr(item.get("prompt")),
         tokens=tuple(tokens),
-        logprobs=_numbers(logprobs, where),
+        logprobs=_numbers(logprobs, "logprobs", where),
         margins=_margins(item, where),
         prompt_logprobs=_prompt_numbers(item, where),
     )
 
 
-def _numbers(values: list[Any], where: str) -> tuple[float | None, ...]:
-    return tuple(fields.number({"logprob": value}, ("logprob",), where) for value in values)
+def _numbers(values: list[Any], name: str, where: str) -> tuple[float | None, ...]:
+    return tuple(
+        fields.number({name: value}, (name,), f"{where}, entry {index}") for index, value in enumerate(values)
+    )
 
 
 def _prompt_numbers(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
-    listed = item.get("prompt_logprobs") or []
+    listed = item.get("prompt_logprobs")
+    if listed is None:
+        return ()
     if not isinstance(listed, list):
         raise InputError(f"{where}: prompt_logprobs is no list")
-    return _numbers(listed, where)
+    return _numbers(listed, "prompt_logprobs", where)
 
 
 def _margins(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
@@ -124,7 +128,8 @@ def _margins(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
 def _lead(best: dict[str, Any], where: str) -> float | None:
     found = (fields.number(best, (token,), where) for token in best)
     ordered = sorted((value for value in found if value is not None), reverse=True)
-    return ordered[0] - ordered[1] if len(ordered) > 1 else None
+    lead = ordered[0] - ordered[1] if len(ordered) > 1 else math.inf
+    return lead if math.isfinite(lead) else None
 
 
 def compare_greedy(baseline: Answers, candidate: Answers) -> Parity:
@@ -172,6 +177,11 @@ def _check_same_prompts(baseline: Answers, candidate: Answers) -> None:
     for key, answer in baseline.by_prompt.items():
         if answer.prompt != candidate.by_prompt[key].prompt:
             raise InputError(f"{candidate.source}: prompt {key!r} has another text than in {baseline.source}")
+        lengths = {len(one.prompt_logprobs) for one in (answer, candidate.by_prompt[key])} - {0}
+        if len(lengths) > 1:
+            raise InputError(
+                f"{candidate.source}: prompt {key!r} has other numbers of prompt_logprobs than in {baseline.source}"
+            )
 
 
 def _same_prefix(one: Answer, other: Answer) -> int:

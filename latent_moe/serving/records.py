@@ -196,6 +196,8 @@ def _parameters(recipe: Recipe) -> dict[str, Any]:
         "osl": client.osl,
         "concurrencies": client.concurrencies,
         "prompts_per_concurrency": client.prompts_per_concurrency,
+        "warmup_prompts": client.warmup_prompts,
+        "client_arguments": client.args,
         "pairs": recipe.pairs,
         "seed": recipe.seed,
         **_what_predict_needs(recipe),
@@ -211,6 +213,7 @@ def _what_predict_needs(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.model.preset is not None:
         config = model_config(recipe.model.preset, recipe.model.changes)
+        found["experts"] = {"number": config["num_experts"], "per_token": config["num_experts_per_token"]}
         found["moe_layers"] = config["num_hidden_layers"] - config["first_k_dense_replace"]
         sizes = {"hidden_size": config["hidden_size"], "latent_size": config["routed_expert_hidden_size"]}
         found["config"] = sizes

@@ -21,7 +21,7 @@ _CSV_COLUMNS = (
         "ci95_low_pct",
         "ci95_high_pct",
     ),
-    *("verdict", "reason", "pairs", "interval", "baseline_arm", "candidate_arm"),
+    *("verdict", "reason", "pairs", "interval", "baseline_arm", "candidate_arm", "kind", "device"),
 )
 
 
@@ -150,14 +150,15 @@ def _tidy(table: Table, row: Row) -> dict:
     low, high = row.ci95_pct or (None, None)
     shown = vars(row) | {"ci95_low_pct": low, "ci95_high_pct": high}
     shown |= {"baseline_arm": table.baseline, "candidate_arm": table.candidate}
+    shown |= {"kind": ", ".join(table.kinds), "device": ", ".join(table.devices)}
     shown["baseline"] = row.baseline_text or row.baseline
     shown["candidate"] = row.candidate_text or row.candidate
     return {name: shown[name] for name in _CSV_COLUMNS}
 
 
 def frame(table: Table):
-    """A pandas DataFrame, one line a row, for plots: the columns of the CSV with floats, plus `kind`, `device`, `label`,
-    `unit` and `primary`. Missing numbers are NaN.
+    """A pandas DataFrame, one line a row, for plots: the columns of the CSV with floats, plus `label`, `unit` and
+    `primary`. Missing numbers are NaN.
     """
     import pandas as pd
 
@@ -173,8 +174,6 @@ def frame(table: Table):
     ]
     found = pd.DataFrame([_tidy(table, row) for row in table.rows], columns=list(_CSV_COLUMNS))
     found[numbers] = found[numbers].apply(pd.to_numeric)
-    found["kind"] = ", ".join(table.kinds)
-    found["device"] = ", ".join(table.devices)
     found["label"] = [METRICS[name].label for name in found["metric"]]
     found["unit"] = [METRICS[name].unit for name in found["metric"]]
     found["primary"] = found["metric"] == PRIMARY

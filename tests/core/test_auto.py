@@ -143,3 +143,26 @@ def test_other_collectives_are_better_than_no_recording_and_named(folder):
     tail, why = pick(4096, KIMI_K3, replace(TP2, communicator=VLLM), H200)
     assert tail == "token_parallel"
     assert "collectives of torch.distributed" in why
+
+
+def test_a_broken_recording_does_not_hide_the_others(folder):
+    record(folder)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "manifest.json").write_text("{")
+    record(folder, name="without_rows")
+    (folder / "without_rows" / "tails.csv").unlink()
+    tail, why = pick(4096, KIMI_K3, TP2, H200)
+    assert (tail, "measured: here" in why) == ("token_parallel", True)
+
+
+@pytest.mark.parametrize("named", [None, 5, [1], {}])
+def test_a_communicator_that_is_no_name_is_torchs(folder, named):
+    record(folder, parameters={"communicator": named})
+    assert "collectives of" not in pick(4096, KIMI_K3, TP2, H200)[1]
+
+
+def test_rows_of_another_tp_or_mode_do_not_answer(folder):
+    record(folder, mode="weird")
+    why = pick(1, KIMI_K3, TP2, H200)[1]
+    assert why.startswith("modelled for h200")
+    assert "no row of a tail that can run here at tp 2" in why

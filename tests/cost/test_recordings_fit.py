@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from latent_moe.cost import fit, hardware, recordings, report, runs, savings, tail
+from latent_moe.cost import constants, fit, hardware, recordings, report, runs, savings, tail
 from latent_moe.errors import InputError
 from latent_moe.profiles import load_manifest, profiles_dir
 
@@ -127,8 +127,17 @@ def test_recorded_savings_read_graph_rows_for_decode_and_eager_rows_for_prefill(
     # Twice the tokens of the last point: its time a token.
     assert saving(16384, False).us == pytest.approx(700.0)
     assert saving(16384, False).kind == "modelled"
-    with pytest.raises(InputError, match="lacks"):
-        savings.recorded(rows, 4, "replicated", "column_parallel")(8, True)
+    with pytest.raises(InputError, match=r"no rows at tp 4 \(it has tp 2\)"):
+        savings.recorded(rows, 4, "replicated", "column_parallel")
+    with pytest.raises(InputError, match="lacks replicated or fused near 8 tokens"):
+        savings.recorded(rows, 2, "replicated", "fused")(8, True)
+    # The candidate's line ends at 8 tokens: it is not stretched to 8192, in neither mode.
+    short = [row for row in rows if row["tail"] == "replicated" or row["tokens"] == 8]
+    with pytest.raises(InputError, match="lacks replicated or column_parallel near 8192 tokens"):
+        savings.recorded(short, 2, "replicated", "column_parallel")(8192, False)
+    alone = [row for row in rows if row["tail"] == "replicated"]
+    with pytest.raises(InputError, match="another tail for auto"):
+        savings.recorded(alone, 2, "replicated", "auto")(8, True)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +247,17 @@ def test_the_measured_pairs_on_two_h200_are_predicted_from_the_tails_alone(candi
         assert all(
             abs(at_8["error_pp"][name]) <= 1.0 for name in ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
         )
+
+
+@pytest.mark.parametrize("candidate", ["column_parallel", "auto"])
+def test_the_measured_pairs_are_predicted_by_a_model_of_an_earlier_recordings_tails(candidate):
+    """The cost model's figures of the H200 are the data sheet's and h200_first_measurements', rows of constants.csv."""
+    mae = report.predict({"table": str(profiles_dir() / "h200x2_vllm"), "candidate": candidate})["mae_pp"]
+    assert mae["total_tok_per_s"] <= 1.0
+    assert mae["mean_tpot_ms"] <= 1.0
+    ours = [one for name, one in constants.built_in().items() if name.startswith("h200.")]
+    measured = {one.source.split(":")[0] for one in ours if one.kind == "measured"}
+    assert measured == {"profiles/h200_first_measurements"}
 
 
 @pytest.mark.xfail(

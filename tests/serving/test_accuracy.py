@@ -152,8 +152,21 @@ def test_prompts_are_compared_however_early_the_answers_part():
     assert found.mean_prompt_logprob_diff == pytest.approx(0.2)
     without = compare_greedy(answers({"token_ids": [5]}), answers({"token_ids": [5]}, arm="b"))
     assert (without.prompt_tokens, without.max_prompt_logprob_diff) == (0, None)
-    with pytest.raises(InputError, match="prompt_logprobs"):
-        answers({"token_ids": [5], "prompt_logprobs": "none"})
+    for wrong in ("none", {}, 0, False, ""):
+        with pytest.raises(InputError, match="prompt_logprobs is no list"):
+            answers({"token_ids": [5], "prompt_logprobs": wrong})
+    with pytest.raises(InputError, match="entry 1: prompt_logprobs is 'x'"):
+        answers({"token_ids": [5], "prompt_logprobs": [-1, "x"]})
+    with pytest.raises(InputError, match="other numbers of prompt_logprobs"):
+        compare_greedy(
+            one, answers({"token_ids": [9], "prompt_logprobs": [-7.1]}, {"token_ids": [1]}, arm="b")
+        )
+
+
+def test_a_lead_beyond_all_numbers_is_none():
+    best = [{"a": 1e308, "b": -1e308}]
+    one = answers({"tokens": ["a"], "top_logprobs": best})
+    assert compare_greedy(one, answers({"tokens": ["b"]}, arm="b")).margins == {}
 
 
 def test_one_arm_that_stops_early_is_not_the_same():

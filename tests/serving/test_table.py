@@ -14,6 +14,7 @@ from result_builders import CLIENT, bench_run, write_bench
 from latent_moe.cli import main
 from latent_moe.cli.output import clean
 from latent_moe.errors import InputError
+from latent_moe.profiles import profile_path
 from latent_moe.serving import render
 from latent_moe.serving.comparison import compare, recommend_from_runs
 from latent_moe.serving.results import METRICS, PRIMARY, Results, read_results, read_text
@@ -314,3 +315,13 @@ def test_the_verb_imports_neither_torch_nor_vllm(fixtures):
         [sys.executable, "-c", code, "table", *paths], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_file_of_a_recording_is_what_its_manifest_says(capsys):
+    measured = str(profile_path("h200_first_measurements") / "vllm_tp2.csv")
+    assert main(["table", measured, "--baseline", "replicated", "--candidate", "column_parallel"]) == 0
+    assert "numbers: measured on NVIDIA H200" in capsys.readouterr().out
+    published = str(profile_path("mi355x_pr51253") / "table.csv")
+    assert main(["table", published, "--baseline", "main", "--candidate", "PR", "--format", "csv"]) == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert ",published," in line

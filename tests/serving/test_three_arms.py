@@ -62,6 +62,7 @@ def folder(tmp_path):
     for pair in (1, 2, 3):
         runs += [bench_run("baseline", pair), bench_run("candidate", pair, 1.05 + pair / 310)]
         ours = {"role": "candidate", "boot": f"t{pair}", "started": f"2026-03-01T13:{pair:02d}:00+00:00"}
+        ours["order"] = 100 + pair
         runs.append(bench_run("third", pair, 0.95 + pair / 290, ours=ours))
     return write_bench(tmp_path / "three", runs)
 
@@ -134,7 +135,8 @@ def test_bench_measures_three_arms_and_advises_on_each(tmp_path, capsys):
     for name in ("two", "three"):
         assert f"] {name}, concurrency 2: 2 pairs" in done.stderr
     code, text = run(capsys, out, "--json")
-    assert json.loads(text)["candidates"] == ["three", "two"]
+    # In the recipe's order, not the alphabet's.
+    assert json.loads(text)["candidates"] == ["two", "three"]
     assert code == 0
 
 

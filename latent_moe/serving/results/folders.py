@@ -22,10 +22,9 @@ def read_results(paths: list[str | Path]) -> Results:
     tops = [Path(path) for path in paths]
     results = Results()
     for top, name in zip(tops, _path_names(tops), strict=True):
-        found = (
-            _read_folder(top, name if len(tops) > 1 else None) if top.is_dir() else read_file(top).named(name)
+        results.add(
+            _read_folder(top, name if len(tops) > 1 else None) if top.is_dir() else _read_one(top, name)
         )
-        results.add(found)
     return results
 
 
@@ -35,6 +34,17 @@ def _path_names(paths: list[Path]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     return [path.with_suffix("").as_posix() for path in paths]
+
+
+def _read_one(path: Path, name: str) -> Results:
+    """A file by itself; of a recording where the manifest beside it names it."""
+    results = read_file(path).named(name)
+    try:
+        named = path.name in _companions(path.parent)
+    except InputError:
+        # A broken manifest beside a file that was asked for by its name is none of this file's.
+        named = False
+    return _with_provenance(results, path.parent) if named else results
 
 
 def _read_folder(top: Path, arm: str | None) -> Results:
