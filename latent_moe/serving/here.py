@@ -4,9 +4,16 @@ run on two H200 and the command that makes one here."""
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from latent_moe.errors import LatentMoEError
 from latent_moe.profiles import profile_path
+from latent_moe.serving import render
+from latent_moe.serving.comparison import compare
+from latent_moe.serving.results import read_results
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECORDED = "h200x2_vllm"
 RECIPES = {"cpu": "cpu_quick", "cuda": "gpu_single", "rocm": "mi355x_one_build"}
@@ -52,3 +59,8 @@ def why_not(recipe: str) -> str | None:
             "--out DIR` in a terminal, then set `results` to that folder"
         )
     return None if vllm_imports() else "vLLM does not import here (`latent-moe doctor` says why)"
+
+
+def recorded(name: str, candidate: str | None = None) -> "pd.DataFrame":
+    """The comparison in the recording profiles/`name`, for its figures; `candidate` where there are several."""
+    return render.frame(compare(read_results([profile_path(name)]), candidate=candidate))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from latent_moe.errors import InputError
 from latent_moe.profiles import MANIFEST, Manifest, load_manifest, profiles_dir
+from latent_moe.serving.arms import candidates
 from latent_moe.serving.comparison import Table, compare
 from latent_moe.serving.results import read_results
 from latent_moe.tour.execute import Executed
@@ -44,7 +45,7 @@ def find_result(folder: Path, done: Sequence[Executed]) -> Result | Absent:
         return Absent("Notebook 05 stopped before it had a result.")
     printed = _printed(notebook)
     for recording in _recordings():
-        if line(load_manifest(recording)) in printed:
+        if line(load_manifest(recording)) in printed.splitlines():
             return _result(recording, f"profiles/{recording.name}")
     return Absent("Notebook 05 read results that are neither of this tour nor under profiles/.")
 
@@ -62,7 +63,10 @@ def _result(folder: Path, recorded: str | None) -> Result | Absent:
     if not (folder / MANIFEST).is_file():
         return Absent("The run of notebook 05 did not finish: it left no manifest.")
     try:
-        return Result(load_manifest(folder), compare(read_results([folder])), recorded)
+        results = read_results([folder])
+        # Of several candidates the first: the page sets one comparison beside the published one.
+        first = candidates(results, None, None)[0]
+        return Result(load_manifest(folder), compare(results, candidate=first), recorded)
     except InputError as error:
         return Absent(f"The results of notebook 05 cannot be read: {error}.")
 
