@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from latent_moe.cost import constants, fit, hardware, recordings, report, runs, savings, tail
+from latent_moe.cost import constants, fit, hardware, predict, recordings, report, runs, savings, tail
 from latent_moe.errors import InputError
 from latent_moe.profiles import load_manifest, profiles_dir
 
@@ -198,7 +198,7 @@ def test_several_candidates_are_asked_about_by_name(tmp_path):
         report.predict(about | {"candidate": "e"})
 
 
-def test_the_arm_says_which_tails_are_compared(tmp_path):
+def test_the_arm_says_which_tails_are_compared():
     """A manifest's arms name their tails; auto is the best recorded one at each T."""
     answers = {
         name: report.predict(
@@ -258,6 +258,23 @@ def test_the_measured_pairs_are_predicted_by_a_model_of_an_earlier_recordings_ta
     ours = [one for name, one in constants.built_in().items() if name.startswith("h200.")]
     measured = {one.source.split(":")[0] for one in ours if one.kind == "measured"}
     assert measured == {"profiles/h200_first_measurements"}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "throughput", "tpot"), [("column_parallel", 0.67, 1.07), ("auto", 0.97, 1.18)]
+)
+def test_the_model_fitted_to_the_servers_collectives_does_not_predict_better(candidate, throughput, tpot):
+    """A negative result, and what profiles/README.md says of it."""
+    rows = recordings.read("h200x2_tails_vllm")
+    fitted = {mode: fit.fit(fit.of_series(rows, 2, mode), H200, 2).hardware for mode in ("eager", "graph")}
+    eager, graph = (savings.modelled(fitted[mode], 2, candidate=candidate) for mode in ("eager", "graph"))
+    mae = predict.predict_table(
+        runs.read(profiles_dir() / "h200x2_vllm"),
+        lambda tokens, decode: graph(tokens, decode) if decode else eager(tokens, decode),
+        predict.Setup(tp=2, layers=12, budget=8192, baseline="replicated", candidate=candidate),
+    ).mae_pp()
+    assert mae["total_tok_per_s"] == pytest.approx(throughput, abs=0.01)
+    assert mae["mean_tpot_ms"] == pytest.approx(tpot, abs=0.01)
 
 
 @pytest.mark.xfail(
