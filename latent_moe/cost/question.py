@@ -53,21 +53,24 @@ def read(options: Mapping[str, Any]) -> Question:
     path = options["table"]
     asked = {key: value for key, value in options.items() if value is not None}
     _check_asked(asked)
-    rows = runs.read(path) if has_runs(path) else table.read(path)
-    manifest = _manifest(path)
-    _check_complete(path, manifest, asked)
-    given = DEFAULTS | manifest | _arms(path, asked) | asked
+    recorded = runs.read(path) if _has_runs(path) else None
+    rows = table.read(path) if recorded is None else recorded.rows
+    given = DEFAULTS | (manifest := _manifest(path)) | asked
+    if recorded is not None:
+        _check_complete(path, manifest, asked)
+        given |= _arms(path, recorded.arms, asked)
     _check_machine(given, asked)
     setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
     _check_setup(setup)
     _check_candidate(rows, setup, asked)
     config = _config(given, asked)
     check_case(1, setup.tp, config)
-    tails, notes = _tails(given, has_runs(path))
-    return Question(rows, given, setup, config, tails, _left_out(path), notes)
+    tails, notes = _tails(given, recorded is not None)
+    left_out = () if recorded is None else _left_out(recorded)
+    return Question(rows, given, setup, config, tails, left_out, notes)
 
 
-def has_runs(path: str) -> bool:
+def _has_runs(path: str) -> bool:
     """Whether the rows are those of result files, not of a table."""
     folder = Path(path)
     return folder.is_dir() and not (folder / "table.csv").is_file() and runs.is_recording(folder)
@@ -88,17 +91,15 @@ def _check_complete(path: str, manifest: Mapping[str, Any], asked: Mapping[str, 
     missing = [name for name in (*WHOLE, "hardware") if name not in manifest and name not in asked]
     if "machine" in asked or manifest.get("table_device"):
         missing = [name for name in missing if name != "hardware"]
-    if has_runs(path) and missing:
+    if missing:
         words = ", ".join(f"--{name}" for name in missing)
         raise InputError(f"{path}: no manifest there says how these runs were made: give {words}")
 
 
-def _arms(path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _arms(path: str, arms: Mapping[str, list[str]], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Of result files: the baseline's arm and the candidate's. Several candidates are never taken together."""
-    if not has_runs(path):
-        return {}
     found = {}
-    for role, names in runs.arms(path).items():
+    for role, names in arms.items():
         if role in asked:
             continue
         if not names:
@@ -195,7 +196,7 @@ def _tails(given: Mapping[str, Any], of_runs: bool) -> tuple[tuple[str, str], tu
     return (found["baseline"], found["candidate"]), tuple(notes)
 
 
-def _left_out(path: str) -> tuple[str, ...]:
+def _left_out(recorded: runs.Recorded) -> tuple[str, ...]:
     """Rows that are not compared, with the reason."""
-    found = runs.left_out(path) if has_runs(path) else {}
-    return tuple(f"{arm} at concurrency {conc}: {why}" for (_, _, conc, arm), why in found.items())
+    left = recorded.left_out.items()
+    return tuple(f"{arm} at concurrency {conc}: {why}" for (_, _, conc, arm), why in left)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -19,6 +20,7 @@ METRICS = {
     "mean_itl_ms": "mean_itl_ms",
 }
 
+Key = tuple[int, int, int, str]  # isl, osl, concurrency, arm
 ROLES = ("baseline", "candidate")
 KEYS = ("isl", "osl", "concurrency")
 NEEDED = ("total_token_throughput", "mean_ttft_ms", "mean_tpot_ms")
@@ -31,36 +33,39 @@ def is_recording(path: str | Path) -> bool:
     return any(Path(path).glob("runs/*.json"))
 
 
-def read(path: str | Path) -> list[Row]:
-    """One row per arm (by name) and concurrency: the geometric mean over its warm runs, which is what `latent-moe table`
-    shows. Rows that cannot be compared (`left_out`) are not among them.
-
-    Raises InputError naming the file that cannot be used.
+@dataclass(frozen=True)
+class Recorded:
+    """What a folder's warm runs say: `rows`, one per arm (by name) and concurrency; `arms`, {role: names, sorted};
+    `left_out`, {(isl, osl, concurrency, arm): why} of rows that cannot be compared and are not among the rows.
     """
-    groups, bad = _groups(path), left_out(path)
-    return [Row(*key, _means(runs)) for key, runs in groups.items() if key not in bad]
+
+    rows: list[Row]
+    arms: dict[str, list[str]]
+    left_out: dict[Key, str]
 
 
-def left_out(path: str | Path) -> dict[tuple[int, int, int, str], str]:
-    """{(isl, osl, concurrency, arm): why} of rows with failed requests or answers of other lengths than asked for.
+def read(path: str | Path) -> Recorded:
+    """The runs of a folder; a row is the geometric mean over its warm runs, which is what `latent-moe table` shows.
 
-    Where that is the baseline's row, the candidates' rows of its cell are left out with it.
+    Rows with failed requests or answers of other lengths than asked for are left out; where that is the baseline's row,
+    the candidates' rows of its cell with it. Raises InputError naming the file that cannot be used.
     """
-    groups = _groups(path)
-    why = {key: found for key, runs in groups.items() if (found := _not_whole(runs))}
-    of_baseline = {key[:3]: text for key, text in why.items() if key[3] in arms(path)["baseline"]}
-    return {
-        key: why.get(key) or of_baseline[key[:3]] for key in groups if key in why or key[:3] in of_baseline
-    }
-
-
-def _groups(path: str | Path) -> dict[tuple[int, int, int, str], list[dict]]:
-    groups: dict[tuple[int, int, int, str], list[dict]] = {}
+    groups: dict[Key, list[dict]] = {}
+    arms: dict[str, set[str]] = {role: set() for role in ROLES}
     for run in _warm(path):
         about = run["latent_moe"]
+        arms[about["role"]].add(about["arm"])
         key = (about["isl"], about["osl"], about["concurrency"], about["arm"])
         groups.setdefault(key, []).append(run)
-    return dict(sorted(groups.items()))
+    bad = _left_out(groups, arms["baseline"])
+    rows = [Row(*key, _means(runs)) for key, runs in sorted(groups.items()) if key not in bad]
+    return Recorded(rows, {role: sorted(names) for role, names in arms.items()}, bad)
+
+
+def _left_out(groups: dict[Key, list[dict]], baselines: set[str]) -> dict[Key, str]:
+    why = {key: found for key, runs in sorted(groups.items()) if (found := _not_whole(runs))}
+    cells = {key[:3]: text for key, text in why.items() if key[3] in baselines}
+    return {key: why.get(key) or cells[key[:3]] for key in sorted(groups) if key in why or key[:3] in cells}
 
 
 def _not_whole(runs: list[dict]) -> str | None:
@@ -74,14 +79,6 @@ def _not_whole(runs: list[dict]) -> str | None:
         if done and out and abs(out / done / run["latent_moe"]["osl"] - 1) > LENGTHS_DIFFER:
             return f"answers of {out / done:.4g} tokens where {run['latent_moe']['osl']} were asked for"
     return None
-
-
-def arms(path: str | Path) -> dict[str, list[str]]:
-    """{"baseline": its arm, "candidate": every one's name}, sorted."""
-    found: dict[str, set[str]] = {role: set() for role in ROLES}
-    for run in _warm(path):
-        found[run["latent_moe"]["role"]].add(run["latent_moe"]["arm"])
-    return {role: sorted(names) for role, names in found.items()}
 
 
 def _warm(path: str | Path) -> list[dict]:

@@ -1,11 +1,11 @@
 """The end-to-end result that a tour shows: the run that notebook 05 made in it, or the recorded one that it read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from latent_moe.errors import InputError
-from latent_moe.profiles import MANIFEST, Manifest, load_manifest, profiles_dir
+from latent_moe.profiles import MANIFEST, Manifest, folders, load_manifest
 from latent_moe.serving.arms import candidates
 from latent_moe.serving.comparison import Table, compare
 from latent_moe.serving.results import read_results
@@ -44,7 +44,7 @@ def find_result(folder: Path, done: Sequence[Executed]) -> Result | Absent:
     if not notebook.ok:
         return Absent("Notebook 05 stopped before it had a result.")
     printed = _printed(notebook)
-    for recording in _recordings():
+    for recording in folders():
         if line(load_manifest(recording)) in printed.splitlines():
             return _result(recording, f"profiles/{recording.name}")
     return Absent("Notebook 05 read results that are neither of this tour nor under profiles/.")
@@ -53,10 +53,6 @@ def find_result(folder: Path, done: Sequence[Executed]) -> Result | Absent:
 def line(manifest: Manifest) -> str:
     """What notebook 05 prints about the folder that it shows."""
     return f"{manifest.kind} on {manifest.device}, {manifest.date}: {manifest.command}"
-
-
-def _recordings() -> Iterator[Path]:
-    return (path.parent for path in sorted(profiles_dir().glob(f"*/{MANIFEST}")))
 
 
 def _result(folder: Path, recorded: str | None) -> Result | Absent:

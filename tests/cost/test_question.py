@@ -99,7 +99,7 @@ def test_runs_with_failed_requests_are_not_scored():
 
 def test_short_answers_of_the_baseline_take_the_cell_out(served):
     change_run(served, "replicated_pair3_c32.json", total_output_tokens=20_000)
-    left = runs.left_out(served)
+    left = runs.read(served).left_out
     assert {key[2:] for key in left} == {(32, "replicated"), (32, "column_parallel"), (32, "auto")}
     assert "tokens where 256 were asked for" in next(iter(left.values()))
     assert [row["concurrency"] for row in ask(served)["rows"]] == [8]

@@ -174,13 +174,14 @@ def test_result_files_become_rows_by_arm(tmp_path):
     _run(tmp_path, "b", "candidate", 200.0, 390.0)
     _run(tmp_path, "c", None, 1.0, 1.0)
     _run(tmp_path, "d", "candidate", 500.0, 390.0)
-    before, after, other = runs.read(tmp_path)
+    found = runs.read(tmp_path)
+    before, after, other = found.rows
     assert (before.config, after.config, other.config) == ("a", "b", "d")
     assert before.metrics["total_tok_per_s"] == pytest.approx(30_000**0.5)
     assert before.metrics["mean_ttft_ms"] == pytest.approx(168_000**0.5)
     # Two candidates are two arms, not one with the mean of both.
     assert after.metrics["total_tok_per_s"] == pytest.approx(200)
-    assert runs.arms(tmp_path) == {"baseline": ["a"], "candidate": ["b", "d"]}
+    assert found.arms == {"baseline": ["a"], "candidate": ["b", "d"]}
     (tmp_path / "runs" / "b1.json").write_text("{}")
     with pytest.raises(InputError, match=r"b1\.json"):
         runs.read(tmp_path)
@@ -269,7 +270,7 @@ def test_the_model_fitted_to_the_servers_collectives_does_not_predict_better(can
     fitted = {mode: fit.fit(fit.of_series(rows, 2, mode), H200, 2).hardware for mode in ("eager", "graph")}
     eager, graph = (savings.modelled(fitted[mode], 2, candidate=candidate) for mode in ("eager", "graph"))
     mae = predict.predict_table(
-        runs.read(profiles_dir() / "h200x2_vllm"),
+        runs.read(profiles_dir() / "h200x2_vllm").rows,
         lambda tokens, decode: graph(tokens, decode) if decode else eager(tokens, decode),
         predict.Setup(tp=2, layers=12, budget=8192, baseline="replicated", candidate=candidate),
     ).mae_pp()
