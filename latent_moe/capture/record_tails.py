@@ -67,7 +67,6 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
         else f"whole tails, TP = {tp}"
     )
     count = 1 if sweep.shapes_of or machine.kind == "cpu" else tp
-    config = sweep.config
     return Manifest(
         name=name,
         kind="measured",
@@ -76,17 +75,12 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
         date=date.today().isoformat(),
         command="latent-moe " + " ".join(_public(sys.argv[1:])),
         software=_software(machine, sweep),
-        notes=WITH_HANDLES if sweep.communicator == VLLM and not sweep.shapes_of else "",
+        notes=WITH_HANDLES if sweep.communicator == VLLM else "",
         files=files,
         parameters={
             "tp": sweep.shapes_of or tp,
             "collectives": not sweep.shapes_of,
-            **({} if sweep.shapes_of else {"communicator": sweep.communicator}),
-            "hidden_size": config.hidden_size,
-            "latent_size": config.latent_size,
-            "dtype": sweep.dtype,
-            "samples": sweep.samples,
-            "rounds": sweep.rounds,
+            **sweep.described(),
             "tokens": list(sweep.tokens),
             "tails": list(sweep.tails),
             "modes": list(sweep.modes),
@@ -102,7 +96,7 @@ def _public(arguments: list[str]) -> list[str]:
 
 def _software(machine: platform.Platform, sweep: Sweep) -> dict[str, str]:
     found = {"torch": machine.torch_version}
-    if sweep.collectives == "vllm":
+    if sweep.communicator == VLLM:
         found["vllm"] = machine.vllm_version or "unknown"
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda

@@ -33,8 +33,7 @@ class Sweep:
     """What to time. `options` maps a variant's name to (tail, keyword arguments of its function).
 
     The samples of a row are taken in `rounds` passes over everything, minutes apart: what disturbs the host for a while
-    then disturbs every row alike and no row's median. `collectives`: "torch" (torch.distributed) or "vllm" (what a vLLM
-    server would use).
+    then disturbs every row alike and no row's median. `communicator`: TORCH, or VLLM for what a vLLM server would use.
     """
 
     config: LatentMoEConfig
@@ -45,13 +44,14 @@ class Sweep:
     samples: int = 30
     rounds: int = 1
     shapes_of: int | None = None
-    collectives: str = "torch"
+    communicator: str = TORCH
     options: tuple[tuple[str, str, tuple[tuple[str, Any], ...]], ...] = ()
 
-    @property
-    def communicator(self) -> str:
-        """Whose collectives the tails run on, as manifests name it."""
-        return VLLM if self.collectives == "vllm" else TORCH
+    def described(self) -> dict[str, Any]:
+        """What a reader of the times needs to repeat them, beside the tails and T that they name."""
+        sizes = {"hidden_size": self.config.hidden_size, "latent_size": self.config.latent_size}
+        how: dict[str, Any] = {**sizes, "dtype": self.dtype, "samples": self.samples, "rounds": self.rounds}
+        return how if self.shapes_of else {"communicator": self.communicator, **how}
 
     def variants(self) -> Iterator[tuple[str, Tail, dict[str, Any]]]:
         """(name, tail, options) of everything that is timed."""
@@ -131,7 +131,7 @@ def ranks_for(tp: TensorParallel, sweep: Sweep) -> AbstractContextManager[Tensor
     """The ranks that the sweep runs on, made of those that were launched."""
     if sweep.shapes_of:
         return nullcontext(ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device))
-    if sweep.collectives == "vllm":
+    if sweep.communicator == VLLM:
         # What vLLM finds worth a line on import is not about the tails.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from latent_moe.serving.vllm_model.standalone import serving_ranks

@@ -71,7 +71,7 @@ def run(args: Namespace) -> int:
         from latent_moe.capture.record_tails import write_recording
 
         write_recording(args.record, found, sweep, tp, machine)
-    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp, **_how(sweep)}
+    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp, **sweep.described()}
     if args.shapes_of:
         from latent_moe.capture.limits import with_limits
 
@@ -83,13 +83,6 @@ def run(args: Namespace) -> int:
         answer["auto"] = choices(found["rows"], sweep.config, tp, machine, sweep.communicator)
     emit(args, answer, _text(answer))
     return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
-
-
-def _how(sweep) -> dict:
-    """What a reader needs to repeat the timing."""
-    how = {"dtype": sweep.dtype, "samples": sweep.samples, "rounds": sweep.rounds}
-    how |= {"hidden_size": sweep.config.hidden_size, "latent_size": sweep.config.expert_input_size}
-    return how if sweep.shapes_of else how | {"communicator": sweep.communicator}
 
 
 def _measure(tp, sweep, folder):
@@ -117,6 +110,7 @@ def _sweep(args: Namespace, machine):
     from latent_moe.capture.sweep import Sweep, known_tail
     from latent_moe.config import preset
     from latent_moe.errors import InputError
+    from latent_moe.parallel import TORCH, VLLM
     from latent_moe.tails import TAILS
 
     gpu = machine.kind != "cpu"
@@ -126,7 +120,7 @@ def _sweep(args: Namespace, machine):
     if not 0 < args.timeout <= LONGEST_S:
         raise InputError(f"tails: --timeout {args.timeout:g} is not between 0 and {LONGEST_S} seconds")
     if args.collectives == "vllm":
-        _check_vllm(args)
+        _check_vllm(args, machine)
     if not gpu and args.mode in ("graph", "both"):
         raise InputError("tails: --mode graph needs a GPU")
     names = args.tails or list(TAILS)
@@ -146,20 +140,19 @@ def _sweep(args: Namespace, machine):
         samples=args.samples,
         rounds=args.rounds,
         shapes_of=args.shapes_of,
-        collectives=args.collectives,
+        communicator={"torch": TORCH, "vllm": VLLM}[args.collectives],
         options=tuple(_variant(spec) for spec in args.variants),
     )
 
 
-def _check_vllm(args: Namespace) -> None:
+def _check_vllm(args: Namespace, machine) -> None:
     from latent_moe.errors import InputError
-    from latent_moe.platform import describe
 
     if args.shapes_of:
         raise InputError("tails: --shapes-of has no collectives, so --collectives says nothing there")
     if args.tp == 1:
         raise InputError("tails: one rank has no collectives, so --collectives says nothing at --tp 1")
-    if describe().vllm_version is None:
+    if machine.vllm_version is None:
         raise InputError("tails: --collectives vllm needs vLLM, which is not installed")
 
 

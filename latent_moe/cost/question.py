@@ -9,8 +9,7 @@ from latent_moe import config as configs
 from latent_moe import profiles
 from latent_moe.cost import hardware, runs, table
 from latent_moe.cost.predict import Setup
-from latent_moe.cost.savings import AUTO
-from latent_moe.cost.tail import TAIL_NAMES, check_case
+from latent_moe.cost.tail import AUTO, TAIL_NAMES, check_case
 from latent_moe.errors import InputError
 
 DEFAULTS: dict[str, Any] = {

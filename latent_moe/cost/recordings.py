@@ -62,6 +62,11 @@ def _row(raw: Mapping[str, str], where: str) -> dict:
     return {**raw, "tokens": tokens, "median_us": us, "tp": tp, "mode": raw.get("mode") or "eager"}
 
 
+def first_of_modes(mode: str) -> tuple[str, str]:
+    """The mode by whose rows to judge, and the one that answers where those are lacking."""
+    return (mode, "eager" if mode == "graph" else "graph")
+
+
 def lines(rows: Iterable[Mapping], mode: str | None = None) -> dict[tuple, Line]:
     """{(tail, tp, mode): Line}. With `mode` only its rows; rows without a mode count as eager."""
     found: dict[tuple, Line] = {}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.cost.hardware import Hardware
 from latent_moe.cost.interpolate import leave_one_out_error
-from latent_moe.cost.recordings import Line, lines
-from latent_moe.cost.tail import best_tail, measured_best, tail_cost
+from latent_moe.cost.recordings import Line, first_of_modes, lines
+from latent_moe.cost.tail import AUTO, best_tail, measured_best, tail_cost
 from latent_moe.cost.terms import Cost, least_known
 from latent_moe.errors import InputError
 
@@ -22,8 +22,6 @@ class Saving:
     kind: str
 
 
-# The tail of an arm that takes the best one at each T.
-AUTO = "auto"
 # (tokens of the step, whether it is a decode step) -> what a layer saves in it.
 Savings = Callable[[int, bool], Saving]
 
@@ -92,7 +90,7 @@ def recorded(
 def _pair(
     rows: list[Mapping], tokens: int, mode: str, tails: tuple[str, str], source: str
 ) -> tuple[Line, Line]:
-    for chosen in (mode, "eager" if mode == "graph" else "graph"):
+    for chosen in first_of_modes(mode):
         by_tail = {key[0]: line for key, line in lines(rows, chosen).items() if _reaches(line, tokens)}
         if AUTO in tails and by_tail.keys() - {tails[0], AUTO}:
             near = [row for row in rows if row["tail"] in by_tail]

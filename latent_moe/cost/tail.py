@@ -150,6 +150,8 @@ _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "fused": _fused,
 }
 TAIL_NAMES = tuple(_TAILS)
+# Not a tail: the best one at each T.
+AUTO = "auto"
 # The model gives the fused kernel the library's GEMM rate. Measured on an H200 it leads up to T = 128 and is slower than
 # the library from 256 on (profiles/h200_tp8_shapes).
 FUSED_UP_TO = 128

@@ -5,6 +5,7 @@ T tokens, tp ranks.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -67,7 +68,7 @@ def _measured(tokens, config, tp_size, where: Situation, allowed) -> tuple[tuple
         try:
             manifest = profiles.load_manifest(folder)
             if _fits(manifest, config, tp_size, where.device):
-                series.append((manifest, *_series(manifest, where.mode, tp_size, allowed)))
+                series.append((manifest, *_series(folder, where.mode, tp_size, allowed)))
         except InputError as error:
             # One broken recording does not make the others worth less.
             unusable.append(f"a recording could not be used ({error})")
@@ -90,21 +91,17 @@ def _communicator(manifest: profiles.Manifest) -> str:
     return named if isinstance(named, str) else TORCH
 
 
-def _series(manifest: profiles.Manifest, mode: str, tp_size: int, allowed) -> tuple[str, list[dict]]:
+def _series(folder: Path, mode: str, tp_size: int, allowed) -> tuple[str, list[dict]]:
     """(mode, rows) of the recording: of `mode` where it has any, else of the other one.
 
     Raises InputError where it has no row that could answer.
     """
-    rows = [
-        row
-        for row in recordings.read(manifest.name)
-        if row["tail"] in allowed and row["tp"] in (None, tp_size)
-    ]
-    for found in (mode, "eager" if mode == "graph" else "graph"):
+    rows = [row for row in recordings.read(folder) if row["tail"] in allowed and row["tp"] in (None, tp_size)]
+    for found in recordings.first_of_modes(mode):
         chosen = [row for row in rows if row["mode"] == found]
         if chosen:
             return found, chosen
-    raise InputError(f"{manifest.name}: no row of a tail that can run here at tp {tp_size}")
+    raise InputError(f"{folder.name}: no row of a tail that can run here at tp {tp_size}")
 
 
 def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, device: str) -> bool:

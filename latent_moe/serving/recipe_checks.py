@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from latent_moe.cost.tail import TAIL_NAMES
+from latent_moe.cost.tail import AUTO, TAIL_NAMES
 from latent_moe.errors import InputError
 from latent_moe.serving.model_dir import model_config
 from latent_moe.serving.options import DEFAULT_PORT, number_after, tail_of
@@ -44,9 +44,9 @@ def _check_tails(recipe: Recipe, where: str) -> None:
         tail = tail_of(recipe, name)
         if tail is None and recipe.model.preset is not None:
             raise InputError(f"{where}: [arms.{name}] env says no {TAIL_VARIABLE}")
-        if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, "auto"):
+        if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, AUTO):
             raise InputError(
-                f"{where}: [arms.{name}] {TAIL_VARIABLE}={tail} is none of {', '.join(TAIL_NAMES)}, auto"
+                f"{where}: [arms.{name}] {TAIL_VARIABLE}={tail} is none of {', '.join((*TAIL_NAMES, AUTO))}"
             )
 
 

@@ -4,7 +4,7 @@ import pytest
 from serving_rank import sums
 
 from latent_moe.cli import main
-from latent_moe.parallel import VLLM, TensorParallel, launch
+from latent_moe.parallel import VLLM, launch
 from latent_moe.profiles import load_manifest
 
 pytestmark = pytest.mark.vllm
@@ -19,15 +19,6 @@ def test_real_ranks_sum_by_vllms_own_communicator():
     assert (one["columns"], two["columns"]) == ((0, 4), (4, 8))
     assert one["left"]
     assert two["left"]
-
-
-def test_one_rank_needs_no_group():
-    pytest.importorskip("vllm")
-    from latent_moe.serving.vllm_model.standalone import serving_ranks
-
-    alone = TensorParallel.single()
-    with serving_ranks(alone) as ranks:
-        assert ranks is alone
 
 
 def test_tails_are_timed_and_recorded_with_them(tmp_path, capsys):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from latent_moe.config import LatentMoEConfig
+from latent_moe.cost.tail import AUTO
 from latent_moe.errors import InputError
 from latent_moe.platform import Platform, describe
 from latent_moe.runner.auto import pick
@@ -18,7 +19,6 @@ from latent_moe.serving.vllm_model.weight import UpProjectionWeight
 from latent_moe.tails import TAILS
 
 logger = logging.getLogger("vllm.latent_moe")
-AUTO = "auto"
 DEFAULT = "column_parallel"
 _said: set[str] = set()
 

@@ -17,13 +17,10 @@ from latent_moe.serving.vllm_model.ranks import ServingRanks
 
 @contextmanager
 def serving_ranks(tp: TensorParallel) -> Iterator[TensorParallel]:
-    """The ranks of `tp` with the communicators that a vLLM server makes for them; one rank stays as it is.
+    """The ranks of `tp`, two or more, with the communicators that a vLLM server makes for them.
 
     On every rank together. Collectives that vLLM has none of its own for stay torch.distributed's, as in a server.
     """
-    if tp.size == 1:
-        yield tp
-        return
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(tp.size, tp.rank, local_rank=tp.rank, backend=dist.get_backend(tp.group))
         initialize_model_parallel(tp.size)
