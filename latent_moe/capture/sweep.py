@@ -3,7 +3,6 @@
 T tokens, H hidden, L latent, tp ranks.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -132,8 +131,6 @@ def ranks_for(tp: TensorParallel, sweep: Sweep) -> AbstractContextManager[Tensor
     if sweep.shapes_of:
         return nullcontext(ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device))
     if sweep.communicator == VLLM:
-        # What vLLM finds worth a line on import is not about the tails.
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from latent_moe.serving.vllm_model.standalone import serving_ranks
 
         return serving_ranks(tp)
