@@ -19,7 +19,7 @@ _PUBLIC = {
     "LatentMoE": "layer",
     "MoERunner": "runner",
     "ROCmLatentMoERunner": "runner",
-    "TAILS": "tails",
+    "TAILS": "tail_variants.registry",
     "InputError": "errors",
     "LatentMoEError": "errors",
 }

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from latent_moe.errors import InputError
-from latent_moe.launch import run_ranks
+from latent_moe.ranks import run_ranks
 
 # torch renamed both; the old names warn where the new ones exist.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -188,7 +188,9 @@ def _install_self() -> None:
 
 
 def _try_imports() -> None:
-    subprocess.run([str(VENV / "bin" / "python"), "-c", "import torch, latent_moe.tails"], check=True)
+    subprocess.run(
+        [str(VENV / "bin" / "python"), "-c", "import torch, latent_moe.tail_variants.registry"], check=True
+    )
 
 
 if __name__ == "__main__":

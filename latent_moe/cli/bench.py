@@ -11,7 +11,7 @@ HELP = "Start real vLLM servers for both arms of a recipe, in turn, drive vLLM's
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The verb's arguments."""
-    from latent_moe.serving.recipe import recipe_names
+    from latent_moe.lab.bench.recipe import recipe_names
 
     shipped = ", ".join(recipe_names())
     parser.add_argument("recipe", metavar="RECIPE", help=f"a shipped recipe ({shipped}) or a .toml file")
@@ -34,13 +34,13 @@ def run(args: Namespace) -> int:
     """Dispatch on --dry-run and --profile; 0 when everything was measured."""
     from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
-    from latent_moe.serving.recipe import load_recipe, with_pairs
+    from latent_moe.lab.bench.recipe import load_recipe, with_pairs
 
     if args.profile is not None and (args.resume or args.pairs is not None or args.dry_run):
         raise InputError("--profile is one short run: it takes no --resume, --pairs or --dry-run")
     recipe = with_pairs(load_recipe(args.recipe), args.pairs)
     if args.dry_run:
-        from latent_moe.serving.dry_run import commands, text
+        from latent_moe.lab.bench.dry_run import commands, text
 
         listed = commands(recipe)
         emit(args, {"recipe": recipe.name, "commands": listed}, text(recipe, listed))
@@ -51,8 +51,8 @@ def run(args: Namespace) -> int:
 
 def _measure(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
-    from latent_moe.serving import bench
-    from latent_moe.serving.progress import shown
+    from latent_moe.lab.bench import bench
+    from latent_moe.lab.bench.progress import shown
 
     with shown() as notify:
         out = bench.run(recipe, args.out, resume=args.resume, pairs=args.pairs, notify=notify)
@@ -63,8 +63,8 @@ def _measure(args: Namespace, recipe) -> int:
 
 def _profile(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
-    from latent_moe.serving import trace_run
-    from latent_moe.serving.progress import shown
+    from latent_moe.lab.bench import trace_run
+    from latent_moe.lab.bench.progress import shown
 
     arm = args.profile or recipe.role_of("candidate")
     with shown() as notify:

@@ -29,8 +29,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
-    from latent_moe.traces.compare import compare
-    from latent_moe.traces.names import KINDS
+    from latent_moe.lab.traces.compare import compare
+    from latent_moe.lab.traces.kernel_names import KINDS
 
     if args.kind is not None and args.kind not in KINDS:
         raise InputError(f"kind {args.kind!r} is none of {', '.join(KINDS)}")
@@ -44,8 +44,8 @@ def run(args: Namespace) -> int:
 
 def _read(args: Namespace, arm: str):
     from latent_moe.errors import InputError
-    from latent_moe.traces.marks import select
-    from latent_moe.traces.read import read
+    from latent_moe.lab.traces.marks import select
+    from latent_moe.lab.traces.read import read
 
     path, tail = getattr(args, arm), getattr(args, f"{arm}_tail")
     trace = read(path, salvage=args.salvage)

@@ -19,14 +19,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Exit 0 when everything needed is there and every checked row count is right, 1 otherwise."""
-    from latent_moe.doctor import examine
+    from latent_moe.lab.doctor import examine
     from latent_moe.platform import describe
 
     here = describe()
     checks = examine(here)
     answer: dict[str, Any] = {"platform": vars(here), "checks": [vars(check) for check in checks]}
     if args.gemm_rows:
-        from latent_moe.doctor.gemm_rows import check_rows
+        from latent_moe.lab.doctor.gemm_rows import check_rows
 
         progress("checking addmm_ at suspect row counts")
         answer["gemm_rows"] = check_rows(here.device_type)

@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit, progress
-    from latent_moe.traces.read import read
+    from latent_moe.lab.traces.read import read
 
     if args.scrub:
         _scrub(args, progress)
@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
     finally:
         gc.enable()
     if args.export:
-        from latent_moe.traces.export import write_chrome_trace
+        from latent_moe.lab.traces.export import write_chrome_trace
 
         write_chrome_trace(trace, args.export)
         progress(f"wrote {args.export}")
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
 def _scrub(args: Namespace, progress) -> None:
     from pathlib import Path
 
-    from latent_moe.traces.scrub import scrub
+    from latent_moe.lab.traces.scrub import scrub
 
     scrub([Path(path) for path in args.paths], Path(args.scrub))
     progress(f"wrote a scrubbed copy: {args.scrub}")
@@ -60,25 +60,25 @@ def summary(trace, by: str) -> dict:
     """The answer of `kernels --json`; see design.md, the command line. Times in ns, summed over devices."""
     from dataclasses import asdict
 
-    from latent_moe.traces import measure
-    from latent_moe.traces.collectives import collectives
-    from latent_moe.traces.steps import steps
+    from latent_moe.lab.traces import metrics
+    from latent_moe.lab.traces.collectives import collectives
+    from latent_moe.lab.traces.steps import steps
 
     kernels, found = trace.kernels, steps(trace)
-    calls = measure.calls(kernels)
+    calls = metrics.calls(kernels)
     return {
         "files": len(trace.files),
         "processes": len(trace.processes),
         "calls": calls,
-        "total_ns": measure.total_ns(kernels),
-        "busy_ns": measure.busy_ns(kernels),
-        "span_ns": measure.span_ns(kernels),
+        "total_ns": metrics.total_ns(kernels),
+        "busy_ns": metrics.busy_ns(kernels),
+        "span_ns": metrics.span_ns(kernels),
         "untimed_calls": len(kernels) - calls,
         "partial": trace.partial,
-        "unknown_share": measure.share(kernels, "kind", "unknown"),
-        "rows": [asdict(row) for row in measure.group(kernels, by)],
-        "devices": _busy(kernels, measure.DEVICE),
-        "queues": _busy(kernels, measure.QUEUE),
+        "unknown_share": metrics.share(kernels, "kind", "unknown"),
+        "rows": [asdict(row) for row in metrics.group(kernels, by)],
+        "devices": _busy(kernels, metrics.DEVICE),
+        "queues": _busy(kernels, metrics.QUEUE),
         "collectives": asdict(collectives(kernels)),
         "steps": asdict(found) if found else None,
         "formats": trace.formats,
@@ -89,7 +89,7 @@ def summary(trace, by: str) -> dict:
 
 
 def _busy(kernels, columns: tuple[str, ...]) -> list[dict]:
-    from latent_moe.traces.measure import busy_by
+    from latent_moe.lab.traces.metrics import busy_by
 
     return [
         {**key, "calls": calls, "total_ns": total, "busy_ns": busy}

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Predict, print, exit 0; InputError says what cannot be used."""
     from latent_moe.cli.output import emit
-    from latent_moe.cost import report
+    from latent_moe.lab.cost import answer as report
 
     options = vars(args) | {"table": _published() if args.table is None else args.table}
     if args.hardware == HERE:
@@ -44,15 +44,15 @@ def run(args: Namespace) -> int:
 
 
 def _published() -> str:
-    from latent_moe.profiles import profile_path
+    from latent_moe.lab.recordings import profile_path
 
     return str(profile_path(PUBLISHED))
 
 
 def _this_machine():
-    from latent_moe.capture.calibrate import calibrate
     from latent_moe.cli.output import progress
-    from latent_moe.cost import hardware
+    from latent_moe.lab.cost import hardware
+    from latent_moe.lab.microbench.calibrate import calibrate
 
     found = calibrate()
     progress(

@@ -23,9 +23,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from latent_moe.capture.record import default_profiler, record
-    from latent_moe.capture.sweep import known_tail
     from latent_moe.cli.output import emit, progress
+    from latent_moe.lab.microbench.record import default_profiler, record
+    from latent_moe.lab.microbench.sweep import known_tail
     from latent_moe.platform import describe
 
     profiler = args.profiler or default_profiler()
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
 
 
 def _workload(args: Namespace, machine: str):
-    from latent_moe.capture.workload import Workload
+    from latent_moe.lab.microbench.workload import Workload
 
     return Workload(
         tails=tuple(dict.fromkeys(args.tail)),

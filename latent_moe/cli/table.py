@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, compare, print."""
     from latent_moe.cli.output import clean, emit
-    from latent_moe.serving import several
-    from latent_moe.serving.results import read_results
+    from latent_moe.lab.results import read_results, several
 
     results = read_results(args.paths)
     tables = several.compare_each(results, args.baseline, args.candidate)
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writers(tables: list, same: list[dict[str, Any]]) -> dict[str, Any]:
-    from latent_moe.serving import render
+    from latent_moe.lab.results import render
 
     def markdown() -> str:
         parts = []
@@ -63,8 +62,8 @@ def _writers(tables: list, same: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _same_answers(results, table) -> dict[str, Any]:
     """Parity and accuracy of the two arms, where the results hold them."""
-    from latent_moe.serving.accuracy import compare_all
-    from latent_moe.serving.parity import compare_greedy
+    from latent_moe.lab.results.accuracy import compare_all
+    from latent_moe.lab.results.parity import compare_greedy
 
     if table.candidate is None:
         return {

@@ -68,17 +68,17 @@ def run(args: Namespace) -> int:
     answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
     found = _merge(answers)
     if args.record:
-        from latent_moe.capture.record_tails import write_recording
+        from latent_moe.lab.microbench.record_tails import write_recording
 
         write_recording(args.record, found, sweep, tp, machine)
     answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp, **sweep.described()}
     if args.shapes_of:
-        from latent_moe.capture.limits import with_limits
+        from latent_moe.lab.microbench.limits import with_limits
 
         rows = with_limits(found["rows"], sweep.config, args.shapes_of, sweep.dtype, machine.device_name)
         answer["rows"] = rows
     else:
-        from latent_moe.capture.choices import choices
+        from latent_moe.lab.microbench.choices import choices
 
         answer["auto"] = choices(found["rows"], sweep.config, tp, machine, sweep.communicator)
     emit(args, answer, _text(answer))
@@ -86,8 +86,8 @@ def run(args: Namespace) -> int:
 
 
 def _measure(tp, sweep, folder):
-    from latent_moe.capture.record_tails import record_traces
-    from latent_moe.capture.sweep import ranks_for, run_sweep
+    from latent_moe.lab.microbench.record_tails import record_traces
+    from latent_moe.lab.microbench.sweep import ranks_for, run_sweep
 
     with ranks_for(tp, sweep) as ranks:
         found = run_sweep(ranks, sweep)
@@ -107,11 +107,11 @@ def _merge(answers: list[dict]) -> dict:
 
 
 def _sweep(args: Namespace, machine):
-    from latent_moe.capture.sweep import Sweep, known_tail
     from latent_moe.config import preset
     from latent_moe.errors import InputError
+    from latent_moe.lab.microbench.sweep import Sweep, known_tail
     from latent_moe.parallel import TORCH, VLLM
-    from latent_moe.tails import TAILS
+    from latent_moe.tail_variants.registry import TAILS
 
     gpu = machine.kind != "cpu"
     tokens = args.tokens or (POWERS if gpu else POWERS[:9])
@@ -158,8 +158,8 @@ def _check_vllm(args: Namespace, machine) -> None:
 
 def _variant(spec: str):
     """ "pipelined:chunks=3,accumulate=add" -> (name, tail, options)."""
-    from latent_moe.capture.sweep import known_tail
     from latent_moe.errors import InputError
+    from latent_moe.lab.microbench.sweep import known_tail
 
     name, _, rest = spec.partition(":")
     pairs = [item.partition("=") for item in rest.split(",")]

@@ -26,7 +26,9 @@ def run(args: Namespace) -> int:
 
     if not 0 < args.timeout < 1e6:
         raise InputError(f"tour: --timeout must be a number of seconds above 0, not {args.timeout:g}")
-    tour = import_module("latent_moe.tour").run_tour(args.out, args.only, progress, timeout_s=args.timeout)
+    tour = import_module("latent_moe.lab.report").run_tour(
+        args.out, args.only, progress, timeout_s=args.timeout
+    )
     failed = [one["name"] for one in tour.summary["notebooks"] if not one["ok"]]
     text = f"report: {tour.summary['index']}"
     emit(args, tour.summary, text + (f"\nfailed: {', '.join(failed)}" if failed else ""))

@@ -17,7 +17,7 @@ from latent_moe.layer.moe import LatentMoE
 from latent_moe.layer.weights import SeededWeights
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner import MoERunner
-from latent_moe.tails import RMSNorm
+from latent_moe.tail_variants.norm import RMSNorm
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 LAYER_NORM = "model.layers.{}.post_attention_layernorm.weight"

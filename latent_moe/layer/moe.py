@@ -17,7 +17,7 @@ from latent_moe.layer.transforms import InputTransform, OutputTransform
 from latent_moe.layer.weights import BIAS, shard, tensor_shapes
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner import MoERunner, make_runner
-from latent_moe.tails import RMSNorm
+from latent_moe.tail_variants.norm import RMSNorm
 
 
 class LatentMoE(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from latent_moe.parallel import TensorParallel
-from latent_moe.tails import fold_gain
+from latent_moe.tail_variants.norm import fold_gain
 
 
 class InputTransform(nn.Module):

@@ -12,7 +12,8 @@ from torch import nn
 from latent_moe.config import LatentMoEConfig
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner.eligibility import Refusal
-from latent_moe.tails import apply_norm, replicated
+from latent_moe.tail_variants.norm import apply_norm
+from latent_moe.tails import replicated
 
 
 @dataclass(frozen=True)

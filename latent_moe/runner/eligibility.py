@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.tails import TAILS, Tail
+from latent_moe.tail_variants.registry import TAILS, Tail
 
 
 @dataclass(frozen=True)

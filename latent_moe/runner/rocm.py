@@ -12,12 +12,11 @@ import torch
 from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError
 from latent_moe.platform import describe
-from latent_moe.runner.auto import pick
 from latent_moe.runner.base import Decision, MoERunner
 from latent_moe.runner.eligibility import folds_gain, refusal
-from latent_moe.tails import TAILS
-from latent_moe.tails.aiter import check_kernels
-from latent_moe.tails.basic import ACCUMULATE
+from latent_moe.tail_variants.aiter import check_kernels
+from latent_moe.tail_variants.registry import TAILS
+from latent_moe.tails import ACCUMULATE
 
 _platform = cache(describe)
 
@@ -69,6 +68,8 @@ class ROCmLatentMoERunner(MoERunner):
         _check(asked)
         name, note = asked, None
         if asked == "auto":
+            from latent_moe.lab.cost.auto_tail import pick
+
             name, note = pick(tokens, self.config, self.tp, _platform())
             # Recordings are of bf16: a tail that does not take this dtype gives way to the change's own.
             name = name if TAILS[name].takes(dtype) else "column_parallel"

@@ -12,7 +12,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.layer import LatentMoE, SeededWeights
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner import ROCmLatentMoERunner
-from latent_moe.tails import TAILS
+from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify.reference import relative_error
 
 

@@ -13,8 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from latent_moe.profiles import profile_path
-from latent_moe.tour import run_tour
+from latent_moe.lab.recordings import profile_path
+from latent_moe.lab.report import run_tour
 
 AXE = "axe-core@4.14.1"
 # What takes vLLM minutes has tests of its own: here notebook 05 reads a recording.

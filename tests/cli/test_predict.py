@@ -5,8 +5,8 @@ import json
 import pytest
 
 from latent_moe.cli import main
-from latent_moe.cost import constants
-from latent_moe.profiles import profile_path
+from latent_moe.lab.cost import constants
+from latent_moe.lab.recordings import profile_path
 
 SCORED = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
 
@@ -115,7 +115,8 @@ def test_an_unknown_unit_is_one_line_and_exit_2(capsys, tmp_path):
 
 
 def test_a_calibrated_machine_goes_before_a_named_one(published_path):
-    from latent_moe.cost import hardware, report
+    from latent_moe.lab.cost import answer as report
+    from latent_moe.lab.cost import hardware
 
     figures = {"copy_tb_per_s": 4.0, "gemm_tflops": 700.0, "launch_us": 3.0}
     machine = hardware.from_calibration(figures, hardware.get("h200"))

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from latent_moe.capture import sweep
-from latent_moe.capture.choices import choices
-from latent_moe.capture.timing import MAX_SETS, MIN_SETS, sets_needed, summarise
 from latent_moe.cli import main
 from latent_moe.config import KIMI_K3, TINY
-from latent_moe.cost import recordings
+from latent_moe.lab.cost import tail_timings
+from latent_moe.lab.microbench import sweep
+from latent_moe.lab.microbench.choices import choices
+from latent_moe.lab.microbench.timing import MAX_SETS, MIN_SETS, sets_needed, summarise
+from latent_moe.lab.recordings import load_manifest
 from latent_moe.parallel import TensorParallel
 from latent_moe.platform import Platform
-from latent_moe.profiles import load_manifest
-from latent_moe.tails import TAILS
+from latent_moe.tail_variants.registry import TAILS
 
 QUICK = ["--preset", "tiny", "--samples", "3"]
 
@@ -54,7 +54,7 @@ def _reads_back(folder, answer):
     )
     # The command without the folders of the machine it ran on.
     assert manifest.command == "latent-moe tails --record here"
-    rows = recordings.read(folder)
+    rows = tail_timings.read(folder)
     assert {(row["tail"], row["tokens"], row["median_us"]) for row in rows} == {
         (row["tail"], row["tokens"], row["median_us"]) for row in answer["rows"]
     }

@@ -10,7 +10,7 @@ from latent_moe.errors import InputError
 from latent_moe.layer import LatentMoE, SeededWeights
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import MoERunner, ROCmLatentMoERunner, refusal
-from latent_moe.tails import TAILS
+from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify import reference, relative_error
 
 # The layer, runner arguments, and how the reason begins.

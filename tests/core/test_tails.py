@@ -6,7 +6,8 @@ import torch
 
 from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel, launch
-from latent_moe.tails import RMSNorm, column_parallel
+from latent_moe.tail_variants.norm import RMSNorm
+from latent_moe.tails import column_parallel
 
 
 @pytest.fixture(scope="module", params=[2, 4, 8])

@@ -1,5 +1,0 @@
-"""What this machine has and lacks for the tour, each lack with the command that mends it."""
-
-from latent_moe.doctor.checks import Check, examine
-
-__all__ = ["Check", "examine"]

@@ -1,0 +1,5 @@
+"""Triton kernels of the fused tail; nothing here imports Triton before it is used."""
+
+from latent_moe.fused_kernel.launch import norm_project_accumulate, why_not
+
+__all__ = ["norm_project_accumulate", "why_not"]

@@ -1,5 +1,0 @@
-"""Triton kernels of the fused tail; nothing here imports Triton before it is used."""
-
-from latent_moe.kernels.launch import norm_project_accumulate, why_not
-
-__all__ = ["norm_project_accumulate", "why_not"]

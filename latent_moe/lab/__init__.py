@@ -1,0 +1,1 @@
+"""The instruments: traces, benchmarks, results, cost, and what shows them. The core imports nothing from here."""

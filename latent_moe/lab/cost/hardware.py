@@ -1,0 +1,152 @@
+"""Machines: what the cost model knows of a GPU, from the constants or from a calibration of this machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from latent_moe.errors import InputError
+from latent_moe.lab.cost import constants as constants_file
+from latent_moe.lab.cost.constants import Constant
+
+Constants = Mapping[str, Constant]
+ARCHITECTURE = {"mi355x": "gfx950", "mi350x": "gfx950", "mi325x": "gfx942", "mi300x": "gfx942"}
+ARCHITECTURE |= {"h200": "sm_90", "h100": "sm_90", "b200": "sm_100"}
+# Whose tuned GEMM times (a folder under profiles/) hold for a machine; the others are modelled by their roofline.
+GEMM_TIMES = {"mi355x": "mi355x_aiter_gemm", "mi350x": "mi355x_aiter_gemm"}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU of a node and its links. Sources of built-in figures: cost/constants.csv.
+
+    `links` is the number of point-to-point links, each of `link_gb_per_s` per direction; 0 is a switch, where
+    `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
+    one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
+    `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
+    `kernel_error` and `gemm_error` are the relative errors of an elementwise kernel and of a GEMM's roofline, None
+    where nothing says them.
+    """
+
+    name: str
+    arch: str
+    peak_bf16_tflops: float
+    hbm_tb_per_s: float
+    link_gb_per_s: float
+    links: float
+    llc_mb: float
+    stream_efficiency: float
+    kernel_us: float
+    gemm_efficiency: float
+    gemm_bandwidth_efficiency: float
+    gemm_floor_us: float
+    collective_latency_us: float
+    collective_efficiency: float
+    in_model_ratio: float = 1.0
+    kernel_error: float | None = None
+    gemm_error: float | None = None
+    tile_n: float = 1
+    tile_from_m: float = 2048
+    gemm_times: str | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    def stream_us(self, n_bytes: float) -> float:
+        """Time to move `n_bytes` between memory and an elementwise kernel, without its launch."""
+        return n_bytes / (self.stream_efficiency * self.hbm_tb_per_s * 1e6)
+
+    def link_bytes_per_us(self, tp: int) -> float:
+        """Bytes one GPU sends per us when it talks to its tp - 1 peers at once."""
+        lanes = min(self.links, tp - 1) if self.links else 1
+        return self.collective_efficiency * self.link_gb_per_s * lanes * 1e3
+
+    def replace(self, **changes: Any) -> "Hardware":
+        """A copy with some figures changed. Raises InputError for one that is not a positive number."""
+        for name, value in changes.items():
+            if name in FIGURES:
+                _check_positive(name, value)
+        return replace(self, **changes)
+
+
+# Median relative error of the roofline over all rows of profiles/mi355x_aiter_gemm: what to expect where nothing but
+# a machine's rates is known.
+ROOFLINE_ERROR = 0.14
+FIGURES = (
+    "peak_bf16_tflops",
+    "hbm_tb_per_s",
+    "link_gb_per_s",
+    "links",
+    "llc_mb",
+    "stream_efficiency",
+    "kernel_us",
+    "gemm_efficiency",
+    "gemm_bandwidth_efficiency",
+    "gemm_floor_us",
+    "collective_latency_us",
+    "collective_efficiency",
+)
+
+
+def of_device(device: str) -> str | None:
+    """The name by which the constants know a device ("2 x NVIDIA H200": h200), None where they do not."""
+    return next((name for name in known() if name in device.lower().split()), None)
+
+
+def known(constants: Constants | None = None) -> list[str]:
+    """Names of the machines that the constants describe."""
+    names = (constants or constants_file.built_in()).keys()
+    return sorted({name.split(".")[0] for name in names} & ARCHITECTURE.keys())
+
+
+def get(name: str, constants: Constants | None = None) -> Hardware:
+    """The machine called `name` (any case). Raises InputError that names the known ones."""
+    rows = constants or constants_file.built_in()
+    key = name.lower().replace("-", "").replace(" ", "")
+    if key not in known(rows):
+        raise InputError(f"unknown hardware {name!r} (known: {', '.join(known(rows))})")
+    missing = [figure for figure in FIGURES if f"{key}.{figure}" not in rows]
+    if missing:
+        raise InputError(f"the constants of {key} lack {', '.join(missing)}")
+    return _build(key, rows)
+
+
+def _build(key: str, rows: Constants) -> Hardware:
+    figures = {figure: rows[f"{key}.{figure}"].value for figure in FIGURES}
+    for figure, value in figures.items():
+        _check_positive(figure, value)
+    optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key, "kernel_error": key}
+    given = {name: rows[f"{of}.{name}"].value for name, of in optional.items() if f"{of}.{name}" in rows}
+    kinds = {figure: rows[f"{key}.{figure}"].kind for figure in FIGURES}
+    return Hardware(key, ARCHITECTURE[key], **figures, **given, gemm_times=GEMM_TIMES.get(key), kinds=kinds)
+
+
+def _check_positive(name: str, value: float) -> None:
+    # `links` may be 0: a switch.
+    if value < 0 or (value == 0 and name != "links"):
+        raise InputError(f"hardware: {name} {value!r} is not a positive number")
+
+
+def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
+    """This machine: `like` with what `capture.calibrate` measured here in place of its figures.
+
+    `measured` has copy_tb_per_s, gemm_tflops and launch_us. Data-sheet peaks of an unknown machine are not known:
+    the measured rates become the peaks and the efficiencies become 1. Links and cache stay those of `like`, which is
+    an assumption: the collectives' terms are no better than that.
+    """
+    missing = [key for key in ("copy_tb_per_s", "gemm_tflops", "launch_us") if not measured.get(key)]
+    if missing:
+        raise InputError(f"calibration lacks {', '.join(missing)}")
+    rates = {"peak_bf16_tflops": measured["gemm_tflops"], "hbm_tb_per_s": measured["copy_tb_per_s"]}
+    full = dict.fromkeys(("gemm_efficiency", "gemm_bandwidth_efficiency", "stream_efficiency"), 1.0)
+    launch = {"kernel_us": measured["launch_us"], "gemm_floor_us": measured["launch_us"]}
+    errors = {"kernel_error": ROOFLINE_ERROR, "gemm_error": ROOFLINE_ERROR}
+    # What was not measured is another machine's: assumed, whatever it is there.
+    kinds = dict.fromkeys(FIGURES, "assumed") | dict.fromkeys([*rates, *full, *launch], "measured")
+    return like.replace(
+        name="this machine",
+        arch="measured here",
+        gemm_times=None,
+        kinds=kinds,
+        **errors,
+        **rates,
+        **full,
+        **launch,
+    )

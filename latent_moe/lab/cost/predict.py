@@ -1,0 +1,232 @@
+"""The end-to-end change from two savings: a closed form over a throughput table's baseline rows.
+
+C requests in flight, ISL and OSL tokens, B tokens a step. In one request's life n = C ISL / B full prefill steps
+run, the other OSL - 1 - n steps decode. dP is what a full prefill step saves (the tail's saving at T = B times the
+MoE layers), dd what a decode step saves (at T = C), P the time of a full prefill step:
+
+    E2E' = E2E - n dP - (OSL - 1 - n) dd      throughput' = throughput E2E / E2E'
+    TTFT' = TTFT (1 - dP / P)                 TPOT' = (E2E' - TTFT') / (OSL - 1)
+
+It stops holding when n comes near OSL - 1 (refused beyond), when prompts are longer than B (a first token then waits
+for more than its share of steps), and for P when the waves of requests are staggered (see `prefill_step_ms`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import mean
+
+from latent_moe.errors import InputError
+from latent_moe.lab.cost import prefill_steps
+from latent_moe.lab.cost.savings import Saving, Savings, constant
+from latent_moe.lab.cost.throughput_table import Row, baseline_rows, of_config
+
+SCORED = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
+# Rows whose estimate of P is within this part of the largest count as rows whose waves stay together.
+TOGETHER = 0.1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the table was served: ranks, MoE layers, token budget of a step, names of the two configurations."""
+
+    tp: int = 8
+    layers: int = 92
+    budget: int = 16384
+    baseline: str = "main"
+    candidate: str = "PR"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One concurrency: metrics and per cent changes; the published change and the error where there is one."""
+
+    row: Row
+    metrics: dict[str, float]
+    delta_pct: dict[str, float]
+    uncertainty_pp: dict[str, float | None]
+    prefill_us: float
+    decode_us: float
+    kind: str
+    published_pct: dict[str, float] | None = None
+    anchor: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def error_pp(self) -> dict[str, float] | None:
+        """Predicted less published change, percentage points."""
+        if self.published_pct is None:
+            return None
+        return {name: self.delta_pct[name] - self.published_pct[name] for name in self.published_pct}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All rows of a table, with P and the mean absolute errors over the rows that were predicted, not anchored on."""
+
+    rows: tuple[Predicted, ...]
+    prefill_step_ms: float
+
+    def mae_pp(self) -> dict[str, float | None]:
+        """Mean absolute error of the predicted change, percentage points, by metric."""
+        return self._mean(lambda row, name: abs(row.error_pp[name]))
+
+    def no_change_pp(self) -> dict[str, float | None]:
+        """What predicting no change at all would score."""
+        return self._mean(lambda row, name: abs(row.published_pct[name]))
+
+    def _mean(self, of) -> dict[str, float | None]:
+        held = [row for row in self.rows if row.published_pct is not None and not row.anchor]
+        return {name: mean(of(row, name) for row in held) if held else None for name in SCORED}
+
+
+def prefill_step_ms(baseline: Iterable[Row], budget: int) -> float:
+    """P: mean TTFT over the mean number of prefill steps until a first token, from baseline rows alone.
+
+    The number is that of requests that arrive together. Where the waves are staggered requests wait for fewer
+    steps and the quotient falls short, so rows far below the largest quotient are left out.
+    """
+    quotients = [
+        row.metrics["mean_ttft_ms"] / prefill_steps.steps_to_first_token(row.concurrency, row.isl, budget)
+        for row in baseline
+    ]
+    if not quotients:
+        raise InputError("no baseline rows to read the time of a prefill step from")
+    return mean(value for value in quotients if value >= (1 - TOGETHER) * max(quotients))
+
+
+def predict_row(row: Row, step_ms: float, savings: Savings, setup: Setup) -> Predicted:
+    """The candidate's row from the baseline's `row`. Raises InputError where the closed form does not hold."""
+    prefill_steps.check_budget(row.concurrency, row.isl, row.osl, setup.budget)
+    prefill, decode = savings(setup.budget, False), savings(row.concurrency, True)
+    metrics = _shifted(row, step_ms, prefill.us, decode.us, setup)
+    return Predicted(
+        row=row,
+        metrics=metrics,
+        delta_pct=changes(row.metrics, metrics),
+        uncertainty_pp=_uncertainty(row, step_ms, prefill, decode, setup),
+        prefill_us=prefill.us,
+        decode_us=decode.us,
+        kind=max(prefill.kind, decode.kind, key=("measured", "interpolated", "modelled").index),
+        notes=tuple(limits(row, setup.budget)),
+    )
+
+
+def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setup: Setup) -> dict[str, float]:
+    n = prefill_steps.prefill_steps_in_a_life(row.concurrency, row.isl, setup.budget)
+    step_saving, decode_saving = (us * setup.layers / 1e3 for us in (prefill_us, decode_us))  # ms a step
+    e2e = row.e2e_ms - n * step_saving - (row.osl - 1 - n) * decode_saving
+    ttft = row.metrics["mean_ttft_ms"] * (1 - step_saving / step_ms)
+    if e2e <= ttft or ttft <= 0:
+        raise InputError(
+            f"concurrency {row.concurrency}: the modelled saving exceeds the time there is to save: is the table of this hardware?"
+        )
+    tpot = (e2e - ttft) / (row.osl - 1)
+    faster = row.e2e_ms / e2e
+    rates = {name: value * faster for name, value in row.metrics.items() if name.endswith("_per_s")}
+    times = {"mean_ttft_ms": ttft, "mean_tpot_ms": tpot}
+    if "mean_itl_ms" in row.metrics:
+        # With one token a step the mean gap between tokens is the time per output token.
+        times["mean_itl_ms"] = row.metrics["mean_itl_ms"] * tpot / row.metrics["mean_tpot_ms"]
+    return rates | times
+
+
+def _uncertainty(
+    row: Row, step_ms: float, prefill: Saving, decode: Saving, setup: Setup
+) -> dict[str, float | None]:
+    if prefill.error_us is None or decode.error_us is None:
+        return dict.fromkeys(SCORED)
+    middle = _shifted(row, step_ms, prefill.us, decode.us, setup)
+    moved = (
+        _shifted(row, step_ms, prefill.us + prefill.error_us, decode.us, setup),
+        _shifted(row, step_ms, prefill.us, decode.us + decode.error_us, setup),
+    )
+    return {
+        name: math.hypot(*(100 * (other[name] - middle[name]) / row.metrics[name] for other in moved))
+        for name in SCORED
+    }
+
+
+def traffic_row(
+    concurrency: int, isl: int, osl: int, step_ms: float, decode_ms: float, budget: int, config: str = "main"
+) -> Row:
+    """A baseline row for a traffic pattern on a machine without a table: from P and the time of a decode step.
+
+    Requests are taken to arrive together. Raises InputError where the closed form does not hold.
+    """
+    prefill_steps.check_budget(concurrency, isl, osl, budget)
+    n = prefill_steps.prefill_steps_in_a_life(concurrency, isl, budget)
+    e2e = n * step_ms + (osl - 1 - n) * decode_ms
+    ttft = step_ms * prefill_steps.steps_to_first_token(concurrency, isl, budget)
+    if not 0 < ttft < e2e:
+        raise InputError(
+            f"a prefill step of {step_ms} ms and a decode step of {decode_ms} ms make no request"
+        )
+    metrics = {"total_tok_per_s": 1e3 * concurrency * (isl + osl) / e2e, "mean_ttft_ms": ttft}
+    return Row(isl, osl, concurrency, config, metrics | {"mean_tpot_ms": (e2e - ttft) / (osl - 1)})
+
+
+def changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Per cent change of every metric that both have."""
+    return {name: 100 * (after[name] / before[name] - 1) for name in before if name in after}
+
+
+def limits(row: Row, budget: int) -> list[str]:
+    """Where the closed form is near the edge of what it describes, in words."""
+    found = []
+    n = prefill_steps.prefill_steps_in_a_life(row.concurrency, row.isl, budget)
+    if n > (row.osl - 1) / 2:
+        found.append(f"{n:g} of {row.osl - 1} steps are prefill: few decode steps are left")
+    if row.isl > budget:
+        found.append(f"prompts of {row.isl} tokens are longer than the budget of {budget}")
+    return found
+
+
+def predict_rows(baseline: Iterable[Row], savings: Savings, setup: Setup) -> Prediction:
+    """Predict every baseline row. Sees no candidate row: it is given none."""
+    rows = list(baseline)
+    step_ms = prefill_step_ms(rows, setup.budget)
+    return Prediction(tuple(predict_row(row, step_ms, savings, setup) for row in rows), step_ms)
+
+
+def predict_table(rows: list[Row], savings: Savings, setup: Setup, anchor: int | None = None) -> Prediction:
+    """Predict a table's candidate rows and set the published ones beside them.
+
+    Candidate rows are used for the errors alone, except the rows at concurrency `anchor`, which then fix the two
+    savings in place of `savings`. Raises InputError for missing baseline rows or an anchor that is not there.
+    """
+    baseline = baseline_rows(rows, setup.baseline)
+    candidate = of_config(rows, setup.candidate)
+    if anchor is not None:
+        savings = anchored(baseline, candidate, setup, anchor)
+    prediction = predict_rows([baseline[key] for key in sorted(baseline)], savings, setup)
+    scored = [_beside(row, candidate.get(row.row.key), anchor) for row in prediction.rows]
+    return replace(prediction, rows=tuple(scored))
+
+
+def _beside(predicted: Predicted, published: Row | None, anchor: int | None) -> Predicted:
+    if published is None:
+        return predicted
+    known = changes(predicted.row.metrics, published.metrics)
+    shown = {name: known[name] for name in known if name in predicted.delta_pct}
+    return replace(predicted, published_pct=shown, anchor=predicted.row.concurrency == anchor)
+
+
+def anchored(
+    baseline: Mapping[tuple, Row], candidate: Mapping[tuple, Row], setup: Setup, concurrency: int
+) -> Savings:
+    """The two savings that one concurrency's pair of rows implies, for use at every concurrency."""
+    keys = [key for key in baseline if key[2] == concurrency and key in candidate]
+    if not keys:
+        raise InputError(f"no pair of rows at concurrency {concurrency} to anchor on")
+    return implied(
+        baseline[keys[0]], candidate[keys[0]], prefill_step_ms(baseline.values(), setup.budget), setup
+    )
+
+
+def implied(before: Row, after: Row, step_ms: float, setup: Setup) -> Savings:
+    """dP from the TTFT, dd from what is left of the end-to-end change: per layer, in us."""
+    n = prefill_steps.prefill_steps_in_a_life(before.concurrency, before.isl, setup.budget)
+    step = step_ms * (1 - after.metrics["mean_ttft_ms"] / before.metrics["mean_ttft_ms"])
+    decode = (before.e2e_ms - after.e2e_ms - n * step) / (before.osl - 1 - n)
+    return constant(step * 1e3 / setup.layers, decode * 1e3 / setup.layers)

@@ -1,0 +1,260 @@
+"""Each tail as a sum of named terms.
+
+T tokens, H hidden, L latent, tp ranks, bf16. Names of the terms are the same in every tail, so that a plot can stack
+them: all_reduce(latent), norm, gemm, epilogue read, add, all_reduce(hidden), ... What runs under something else is
+hidden: its term shows only what sticks out.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from latent_moe.config import KIMI_K3, LatentMoEConfig
+from latent_moe.errors import InputError
+from latent_moe.lab.cost import collectives
+from latent_moe.lab.cost.gemm import BYTES, gemm
+from latent_moe.lab.cost.hardware import Hardware
+from latent_moe.lab.cost.tail_timings import lines
+from latent_moe.lab.cost.terms import Cost, Term
+
+PIPELINE_CHUNKS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: T tokens on tp ranks of a machine, for a layer's sizes; with or without the collectives."""
+
+    tokens: int
+    tp: int
+    hardware: Hardware
+    hidden: int
+    latent: int
+    with_collectives: bool = True
+
+    def kernel(self, name: str, elements: float) -> Term:
+        """An elementwise kernel that moves `elements` bf16 numbers."""
+        us = self.hardware.kernel_us + self.hardware.stream_us(elements * BYTES)
+        return Term(name, us, fit_error=self.hardware.kernel_error)
+
+    def norm(self, tokens: int) -> Term:
+        """RMSNorm of [tokens, L]: read and write."""
+        return self.kernel("norm", 2 * tokens * self.latent)
+
+    def gemm(self, tokens: int, columns: int) -> Term:
+        """The up-projection of `tokens` rows to `columns` of the hidden size."""
+        return gemm(tokens, columns, self.latent, self.hardware)
+
+    def epilogue_read(self, elements: float) -> Term:
+        """What a GEMM that accumulates reads besides: its output, before."""
+        return Term("epilogue read", self.hardware.stream_us(elements * BYTES))
+
+    def add(self) -> Term:
+        """out = projected + shared, [T, H].
+
+        `projected` was written just before: what of it fits the last-level cache costs no memory traffic.
+        """
+        elements = self.tokens * self.hidden
+        cached = min(1.0, self.hardware.llc_mb * 1e6 / (elements * BYTES))
+        return self.kernel("add", (3 - cached) * elements)
+
+    def collective(self, kind: str, what: str, tokens: int | None = None) -> Term:
+        """all_reduce, reduce_scatter or all_gather of the latent or hidden partial sums."""
+        width = self.latent if what == "latent" else self.hidden
+        n_bytes = BYTES * width * (self.tokens if tokens is None else tokens)
+        us = getattr(collectives, f"{kind}_us")(n_bytes, self.tp, self.hardware)
+        return Term(f"{kind}({what})", us if self.with_collectives else 0.0)
+
+
+def _under(cover: Term, hidden: Term) -> tuple[Term, Term]:
+    """Two terms at the same time: together they take the longer; the shorter is hidden."""
+    if hidden.us >= cover.us:
+        return replace(cover, us=0.0, hidden_us=cover.us), hidden
+    return cover, replace(hidden, us=0.0, hidden_us=hidden.us)
+
+
+def _replicated(case: Case) -> list[Term]:
+    return [
+        case.collective("all_reduce", "latent"),
+        case.norm(case.tokens),
+        case.gemm(case.tokens, case.hidden),
+        case.collective("all_reduce", "hidden"),
+        case.add(),
+    ]
+
+
+def _column_parallel(case: Case) -> list[Term]:
+    own = case.hidden // case.tp
+    return [
+        case.collective("all_reduce", "latent"),
+        case.norm(case.tokens),
+        case.gemm(case.tokens, own),
+        case.epilogue_read(case.tokens * own),
+        case.collective("all_reduce", "hidden"),
+    ]
+
+
+def _overlap(case: Case) -> list[Term]:
+    reduce = case.collective("all_reduce", "hidden")
+    return [
+        case.collective("all_reduce", "latent"),
+        case.norm(case.tokens),
+        *_under(case.gemm(case.tokens, case.hidden), reduce),
+        case.add(),
+    ]
+
+
+def _token_parallel(case: Case) -> list[Term]:
+    rows = math.ceil(case.tokens / case.tp)
+    return [
+        case.collective("reduce_scatter", "latent"),
+        case.collective("reduce_scatter", "hidden"),
+        case.norm(rows),
+        case.gemm(rows, case.hidden),
+        case.epilogue_read(rows * case.hidden),
+        case.collective("all_gather", "hidden"),
+    ]
+
+
+def _pipelined(case: Case) -> list[Term]:
+    chunk = math.ceil(case.tokens / PIPELINE_CHUNKS)
+    own = case.hidden // case.tp
+    reduce = case.collective("all_reduce", "hidden", chunk)
+    compute = case.gemm(chunk, own)
+    first = [
+        case.collective("all_reduce", "latent"),
+        case.norm(case.tokens),
+        compute,
+        case.epilogue_read(chunk * own),
+    ]
+    between = [term for _ in range(PIPELINE_CHUNKS - 1) for term in _under(compute, reduce)]
+    return [*first, *between, reduce]
+
+
+def _fused(case: Case) -> list[Term]:
+    own = case.hidden // case.tp
+    # The norm's kernel goes; its arithmetic hides under the GEMM, which reads the latent anyway.
+    return [
+        case.collective("all_reduce", "latent"),
+        replace(case.gemm(case.tokens, own), name="norm + gemm + accumulate"),
+        case.epilogue_read(case.tokens * own),
+        case.collective("all_reduce", "hidden"),
+    ]
+
+
+_TAILS: dict[str, Callable[[Case], list[Term]]] = {
+    "replicated": _replicated,
+    "column_parallel": _column_parallel,
+    "overlap": _overlap,
+    "token_parallel": _token_parallel,
+    "pipelined": _pipelined,
+    "fused": _fused,
+}
+TAIL_NAMES = tuple(_TAILS)
+# Not a tail: the best one at each T.
+AUTO = "auto"
+# The model gives the fused kernel the library's GEMM rate. Measured on an H200 it leads up to T = 128 and is slower than
+# the library from 256 on (profiles/h200_tp8_shapes).
+FUSED_UP_TO = 128
+
+
+def tail_cost(
+    tail: str,
+    tokens: int,
+    tp: int,
+    hardware: Hardware,
+    config: LatentMoEConfig = KIMI_K3,
+    collectives: bool = True,
+) -> Cost:
+    """What one tail of one layer takes, as terms in us.
+
+    Raises InputError for an unknown tail, tokens or tp below 1, a layer that is not latent, or a tp that does not
+    divide the hidden size. `collectives` False leaves them out, as recordings on one GPU do.
+    """
+    if tail not in _TAILS:
+        raise InputError(f"unknown tail {tail!r} (there are: {', '.join(_TAILS)})")
+    check_case(tokens, tp, config)
+    case = Case(tokens, tp, hardware, config.hidden_size, config.expert_input_size, collectives)
+    return Cost(tail, tokens, tp, tuple(_TAILS[tail](case)))
+
+
+def check_case(tokens: int, tp: int, config: LatentMoEConfig) -> None:
+    """Raise InputError for what no tail can run."""
+    if tokens < 1:
+        raise InputError(f"tokens {tokens} must be at least 1")
+    if tp < 1:
+        raise InputError(f"tp {tp} is not a positive number of ranks")
+    if not config.is_latent:
+        raise InputError("the layer is not latent: it has no up-projection")
+    if config.hidden_size % tp:
+        raise InputError(f"tp {tp} does not divide the hidden size {config.hidden_size}")
+
+
+def best_tail(
+    tokens: int,
+    tp: int,
+    hardware: Hardware,
+    config: LatentMoEConfig = KIMI_K3,
+    tails: Iterable[str] = TAIL_NAMES,
+) -> Cost:
+    """The cheapest of `tails` that can be judged at this T and tp; of equal ones the first in design order."""
+    costs = [tail_cost(tail, tokens, tp, hardware, config) for tail in judged(tokens, tp, tails)]
+    return min(costs, key=lambda cost: cost.total_us)
+
+
+def judged(tokens: int, tp: int, tails: Iterable[str] = TAIL_NAMES) -> list[str]:
+    """Those of `tails` that the model may choose: one rank has nothing to shard, and `fused` only up to FUSED_UP_TO."""
+    if tp == 1:
+        return ["replicated"]
+    return [name for name in tails if name != "fused" or tokens <= FUSED_UP_TO]
+
+
+def crossovers(
+    tp: int,
+    hardware: Hardware,
+    config: LatentMoEConfig = KIMI_K3,
+    tails: Sequence[str] = TAIL_NAMES,
+    up_to: int = 32768,
+) -> list[tuple[int, str]]:
+    """(first T, tail): which tail is the cheapest from that T on, from T = 1 to `up_to`.
+
+    Between powers of two the first T is found by halving, so one tail's brief lead inside an octave may be missed.
+    """
+
+    def best(tokens: int) -> str:
+        return best_tail(tokens, tp, hardware, config, tails).tail
+
+    found = [(1, best(1))]
+    tokens = 1
+    while tokens < up_to:
+        step = min(2 * tokens, up_to)
+        if best(step) != found[-1][1]:
+            found.append((_first(best, found[-1][1], tokens, step), best(step)))
+        tokens = step
+    return found
+
+
+def _first(best: Callable[[int], str], leader: str, low: int, high: int) -> int:
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if best(middle) == leader else (low, middle)
+    return high
+
+
+def crossover_map(
+    tokens: Iterable[int], tps: Iterable[int], hardware: Hardware, config: LatentMoEConfig = KIMI_K3
+) -> dict[int, dict[int, str]]:
+    """{tp: {T: cheapest tail}} for a map of T against tp. Raises InputError as tail_cost does."""
+    columns = list(tokens)
+    return {tp: {t: best_tail(t, tp, hardware, config).tail for t in columns} for tp in tps}
+
+
+def measured_best(rows: Iterable[Mapping], tokens: int, mode: str | None = None) -> str:
+    """The fastest tail of a recording near `tokens`, each tail read off its own log-log line.
+
+    `rows` have tail, tokens and median_us (and mode: graph or eager, kept apart when `mode` is given). Only tails
+    of design section 3 count. Raises InputError when no row can answer.
+    """
+    times = {key[0]: line for key, line in lines(rows, mode).items() if key[0] in _TAILS}
+    if not times:
+        raise InputError(f"the recording has no tail to choose from at {tokens} tokens")
+    return min(times, key=lambda tail: times[tail].at(tokens))

@@ -1,0 +1,170 @@
+"""What is profiled: tails on real ranks, each step in a region whose name says tail, T, step and the GEMM's M, N, K.
+
+T tokens, H hidden, L latent, tp ranks. Inputs are made and every tail is warmed up before the recording begins.
+"""
+
+import gzip
+import json
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from latent_moe import platform
+from latent_moe.config import LatentMoEConfig, preset
+from latent_moe.errors import InputError
+from latent_moe.lab.microbench import roctx_control
+from latent_moe.lab.microbench.inputs import make_inputs
+from latent_moe.parallel import TensorParallel, launch
+from latent_moe.tail_variants.registry import TAILS, Tail
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Which tails run, at which T, on how many ranks; `steps` are recorded, `warm_up` steps before them are not."""
+
+    tails: tuple[str, ...]
+    tokens: tuple[int, ...]
+    tp: int = 2
+    preset: str = "demo"
+    dtype: str = "bfloat16"
+    steps: int = 8
+    warm_up: int = 3
+
+    def check(self) -> None:
+        """Raise InputError for what cannot run, before any rank starts."""
+        config = preset(self.preset)
+        if not self.tails or not self.tokens:
+            raise InputError("a workload needs at least one tail and one T")
+        for name in self.tails:
+            if name not in TAILS:
+                raise InputError(f"unknown tail {name!r} (there are: {', '.join(TAILS)})")
+        if min(self.tokens) < 1 or self.steps < 1 or self.warm_up < 0 or self.tp < 1:
+            raise InputError("T, steps and tp must be at least 1, warm-up steps at least 0")
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        for name in self.tails:
+            _check_tail(TAILS[name], config, self)
+
+
+def _check_tail(tail: Tail, config: LatentMoEConfig, work: Workload) -> None:
+    if tail.rows == "own" and config.hidden_size % work.tp:
+        raise InputError(f"tail {tail.name}: tp {work.tp} does not divide H {config.hidden_size}")
+    for tokens in work.tokens:
+        why = tail.refuse(config, work.tp, tokens)
+        if why:
+            raise InputError(f"tail {tail.name} at T={tokens}: {why}")
+
+
+def region_name(tail: Tail, config: LatentMoEConfig, tokens: int, tp: int, step: int) -> str:
+    """`tail=column_parallel T=16 step=3 M=16 N=896 K=3584`; without a shape where a tail runs GEMMs of several."""
+    name = f"tail={tail.name} T={tokens} step={step}"
+    if tail.name == "pipelined":
+        return name
+    rows = -(-tokens // tp) if tail.name == "token_parallel" else tokens
+    columns = config.hidden_size // (tp if tail.rows == "own" else 1)
+    return f"{name} M={rows} N={columns} K={config.expert_input_size}"
+
+
+def prepared(tp: TensorParallel, work: Workload, tail: Tail) -> Callable[[], None]:
+    """Make inputs for every T and warm the tail up; returns what runs the recorded steps."""
+    config = preset(work.preset)
+    dtype = getattr(torch, work.dtype)
+    inputs = {tokens: make_inputs(tail, config, tokens, tp, dtype) for tokens in work.tokens}
+
+    def step(tokens: int, number: int) -> None:
+        mine = inputs[tokens]
+        index = number % len(mine.routed)
+        tail.function(mine.routed[index], mine.shared[index], mine.weights[index], mine.norm, tp)
+
+    def run() -> None:
+        for tokens in work.tokens:
+            for number in range(work.steps):
+                with platform.range(region_name(tail, config, tokens, tp.size, number)):
+                    step(tokens, number)
+                # A step ends on the device before the next begins, so that its kernels are its own.
+                platform.synchronize()
+
+    for tokens in work.tokens:
+        for number in range(work.warm_up):
+            step(tokens, number)
+        inputs[tokens].restore()
+    line_up(tp)
+    return run
+
+
+def line_up(tp: TensorParallel) -> None:
+    """Every rank's device is idle, and all ranks leave together: none waits for another in what follows."""
+    platform.synchronize()
+    if tp.size > 1:
+        dist.barrier(group=tp.group)
+        platform.synchronize()
+
+
+def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
+    """On every rank: folder/<tail>/rank<r>.pt.trace.json.gz for each tail."""
+    with torch.profiler.profile(activities=_activities()):
+        pass  # the profiler's own first start is slow and would fall into the first tail
+    for name in work.tails:
+        run = prepared(tp, work, TAILS[name])
+        with torch.profiler.profile(
+            activities=_activities(), record_shapes=True, acc_events=True
+        ) as profiler:
+            run()
+        _save(profiler, Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz")
+        line_up(tp)
+
+
+def _activities() -> list[torch.profiler.ProfilerActivity]:
+    gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [torch.profiler.ProfilerActivity.CPU, *gpu]
+
+
+def _save(profiler, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    path.write_bytes(gzip.compress(plain.read_bytes(), 6, mtime=0))
+    plain.unlink()
+
+
+def under_rocprofv3(tp: TensorParallel, work: Workload) -> None:
+    """On every rank, inside rocprofv3: the recording runs between roctx's profiler resume and pause."""
+    for name in work.tails:
+        run = prepared(tp, work, TAILS[name])
+        with _recording():
+            run()
+            platform.synchronize()
+
+
+@contextmanager
+def _recording():
+    roctx_control.resume()
+    try:
+        yield
+    finally:
+        roctx_control.pause()
+
+
+def main(argv: list[str]) -> int:
+    """`python -m latent_moe.lab.microbench.workload '<Workload as JSON>'`: what rocprofv3 starts."""
+    raw = json.loads(argv[0])
+    work = Workload(**{**raw, "tails": tuple(raw["tails"]), "tokens": tuple(raw["tokens"])})
+    work.check()
+    launch(under_rocprofv3, work.tp, work)
+    return 0
+
+
+def as_json(work: Workload) -> str:
+    """The workload as `main` reads it."""
+    return json.dumps(asdict(work))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

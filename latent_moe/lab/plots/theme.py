@@ -1,0 +1,111 @@
+"""One palette and one finish for every figure: title, caption with the kind of the data, axes with units, legend.
+
+The colours are Okabe and Ito's ("Color Universal Design", 2008): readers with any colour vision tell them apart. A
+figure brings its own light ground, so that its text keeps its contrast on light and on dark pages.
+"""
+
+import plotly.graph_objects as go
+import plotly.io as pio
+
+from latent_moe.errors import InputError
+from latent_moe.lab.recordings import KINDS, Manifest
+
+# The other renderers for notebooks fetch plotly.js from a server.
+pio.renderers.default = "plotly_mimetype"
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C8C8C", "#B8A200")
+BASELINE, CANDIDATE = COLOURS[0], COLOURS[1]
+INK, GROUND, GRID = "#2b2b2b", "#fcfcfc", "#dddddd"
+# Even steps of lightness from blue over white to orange: no red against green, readable in grey.
+DIVERGING = ((0.0, "#0072B2"), (0.5, "#fcfcfc"), (1.0, "#D55E00"))
+HEIGHT = 440
+
+TAIL_COLOURS = {
+    "replicated": COLOURS[0],
+    "column_parallel": COLOURS[1],
+    "overlap": COLOURS[2],
+    "token_parallel": COLOURS[3],
+    "pipelined": COLOURS[4],
+    "fused": COLOURS[5],
+}
+
+
+def caption(kind: str, device: str = "", date: str = "", note: str = "") -> str:
+    """ "measured, NVIDIA H200, 2026-11-30; medians". Raises InputError for a kind that does not exist."""
+    if kind not in KINDS:
+        raise InputError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    said = ", ".join(part for part in (kind, device, date) if part)
+    return f"{said}; {note}" if note else said
+
+
+def of_manifest(manifest: Manifest, note: str = "") -> str:
+    """The caption of a figure drawn from a recording."""
+    return caption(manifest.kind, manifest.device, manifest.date, note)
+
+
+def colour(index: int) -> str:
+    """The palette's colour number `index`, from the start again after the last."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def ink_on(ground: str) -> str:
+    """White or black, whichever has the higher contrast (WCAG 2) on a colour written as #rrggbb."""
+    parts = [int(ground[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
+
+
+def finish(figure: go.Figure, title: str, said: str, x: str, y: str) -> go.Figure:
+    """Title, caption below it, axes with units, legend; returns the figure."""
+    # No width: a figure takes the page's, also on a narrow one.
+    figure.update_layout(
+        title={"text": f"{title}<br><sup>{said}</sup>", "x": 0.01, "xanchor": "left"},
+        xaxis_title=x,
+        yaxis_title=y,
+        height=HEIGHT,
+        margin={"t": 86, "l": 70, "r": 20, "b": 60},
+        showlegend=any(trace.name for trace in figure.data) or None,
+        font={"color": INK, "size": 13},
+        paper_bgcolor=GROUND,
+        plot_bgcolor=GROUND,
+        hoverlabel={"font": {"color": INK}, "bgcolor": GROUND},
+    )
+    _label_bars(list(figure.select_traces({"type": "bar"})))
+    lines = {"gridcolor": GRID, "zerolinecolor": "#999999", "linecolor": "#999999"}
+    return figure.update_xaxes(**lines).update_yaxes(**lines)
+
+
+def _label_bars(bars: list[go.Bar]) -> None:
+    """Readable labels. Left alone, plotly writes dark grey on the palette's orange: 4.3 where AA wants 4.5. No ink is
+    readable on stripes: beside hatched bars all labels stand above their bars.
+    """
+    striped = any(bar.text is not None and bar.marker.pattern.shape for bar in bars)
+    for bar in bars:
+        if striped:
+            bar.update(textposition="outside", cliponaxis=False)
+        if str(bar.marker.color).startswith("#"):
+            bar.insidetextfont.color = ink_on(bar.marker.color)
+
+
+def alt_text(figure: dict) -> str:
+    """A sentence that stands for a figure (its JSON): title, caption, axes and the names of its traces."""
+    layout = figure.get("layout", {})
+    title = layout.get("title") or {}
+    text = title if isinstance(title, str) else title.get("text", "")
+    names = [str(trace["name"]) for trace in figure.get("data", []) if trace.get("name")]
+    parts = [_plain(text)] + [_axis(layout, axis) for axis in ("xaxis", "yaxis")]
+    parts.append(f"shown: {', '.join(dict.fromkeys(names))}" if names else "")
+    return ". ".join(part for part in parts if part)
+
+
+def _axis(layout: dict, axis: str) -> str:
+    title = (layout.get(axis) or {}).get("title") or {}
+    text = title if isinstance(title, str) else title.get("text", "")
+    return f"{'Across' if axis == 'xaxis' else 'Up'}: {_plain(text)}" if text else ""
+
+
+def _plain(text: str) -> str:
+    for tag in ("<sup>", "</sup>", "<b>", "</b>"):
+        text = text.replace(tag, "")
+    return text.replace("<br>", ": ")

@@ -1,0 +1,113 @@
+"""Are two accuracies different? Two proportions, from lm_eval's files or from printed value and standard error."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from scipy import stats
+
+from latent_moe.errors import InputError
+from latent_moe.lab.results import Accuracy
+
+ALPHA = 0.05
+
+
+@dataclass(frozen=True)
+class AccuracyComparison:
+    """`difference` is candidate - baseline as a share, `ci95` its interval; `verdict` different, not_different or
+    not_comparable with `reason`. "Not different" means that this many questions cannot tell, not that both are equal.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    baseline: float
+    candidate: float
+    difference: float
+    ci95: tuple[float, float] | None
+    p_value: float | None
+    test: str | None
+    verdict: str
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return vars(self) | {"ci95": list(self.ci95) if self.ci95 else None}
+
+
+def compare_accuracy(baseline: Accuracy, candidate: Accuracy) -> AccuracyComparison:
+    """Two-proportion z test with the pooled error where both files count their questions, else a z test from the
+    standard errors. Both treat the arms as independent samples, which is careful where they answer the same questions.
+
+    Raises InputError where the two measure different things.
+    """
+    if baseline.key != candidate.key:
+        raise InputError(f"{baseline.source}, {candidate.source}: {baseline.key} against {candidate.key}")
+    reason = _unlike(baseline, candidate)
+    if reason:
+        return _answer(baseline, candidate, None, None, None, "not_comparable", reason)
+    n, m = baseline.questions, candidate.questions
+    if n is not None and m is not None:
+        p_value, test = two_proportion_p(baseline.value, n, candidate.value, m), "two proportions, pooled z"
+    else:
+        p_value, test = _standard_error_p(baseline, candidate), "z from standard errors"
+    verdict = "different" if p_value < ALPHA else "not_different"
+    return _answer(baseline, candidate, _interval(baseline, candidate), p_value, test, verdict, None)
+
+
+def _unlike(baseline: Accuracy, candidate: Accuracy) -> str | None:
+    if None not in (baseline.shots, candidate.shots) and baseline.shots != candidate.shots:
+        return f"different prompts: {baseline.shots}-shot against {candidate.shots}-shot"
+    if any(item.questions is None and not item.stderr for item in (baseline, candidate)):
+        return "neither the number of questions nor a standard error is given"
+    return None
+
+
+def two_proportion_p(baseline: float, n: int, candidate: float, m: int) -> float:
+    """Two-sided p of equal shares, from the shares of n and m questions (1 where nobody erred or all did)."""
+    pooled = (baseline * n + candidate * m) / (n + m)
+    error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
+    return _two_sided(candidate - baseline, error)
+
+
+def _standard_error_p(baseline: Accuracy, candidate: Accuracy) -> float:
+    return _two_sided(candidate.value - baseline.value, math.hypot(_error(baseline), _error(candidate)))
+
+
+def _two_sided(difference: float, error: float) -> float:
+    return 1.0 if error == 0 else float(2 * stats.norm.sf(abs(difference) / error))
+
+
+def _error(item: Accuracy) -> float:
+    """lm_eval's standard error of a share divides by n - 1; so does this where the file gives none."""
+    if item.stderr is not None:
+        return item.stderr
+    return math.sqrt(item.value * (1 - item.value) / max((item.questions or 1) - 1, 1))
+
+
+def _interval(baseline: Accuracy, candidate: Accuracy) -> tuple[float, float]:
+    difference = candidate.value - baseline.value
+    half = stats.norm.ppf(1 - ALPHA / 2) * math.hypot(_error(baseline), _error(candidate))
+    return difference - half, difference + half
+
+
+def _answer(baseline, candidate, ci95, p_value, test, verdict, reason) -> AccuracyComparison:
+    return AccuracyComparison(
+        task=baseline.task,
+        metric=baseline.metric,
+        filter=baseline.filter,
+        baseline=baseline.value,
+        candidate=candidate.value,
+        difference=candidate.value - baseline.value,
+        ci95=ci95,
+        p_value=p_value,
+        test=test,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def compare_all(accuracies: list[Accuracy], baseline: str, candidate: str) -> list[AccuracyComparison]:
+    """Every task, metric and filter that both arms have; the last file wins where an arm has several."""
+    sides = [{item.key: item for item in accuracies if item.arm == arm} for arm in (baseline, candidate)]
+    return [compare_accuracy(item, sides[1][key]) for key, item in sides[0].items() if key in sides[1]]

@@ -1,0 +1,157 @@
+"""What makes a comparison dishonest: each guard looks at runs and gives its reasons, or none.
+
+A run or a pair with a reason is `not_comparable`, whatever its numbers say: 40 % failed requests make a server look
+fast, since the failed ones never competed for it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from statistics import median
+
+from latent_moe.lab.results import Run
+
+# Two arms must have done the same work. Equal seeds give equal prompts, so anything above rounding is a difference.
+_SAME_TOKENS_SHARE = 0.001
+# A chat template's few common tokens may hit a prefix cache; a repeated prompt hits it whole.
+_PREFIX_HITS_SHARE = 0.01
+# Without the client's word on warm-up: a first run this much slower in TTFT than later ones that agree with each other.
+_COLD_RATIO = 1.5
+_AGREE_RATIO = 1.2
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a comparison is not one; `code` is stable, `text` is for people."""
+
+    code: str
+    text: str
+
+
+def run_faults(run: Run) -> list[Fault]:
+    """What is wrong with one run by itself."""
+    checks = (_failures, _impossible, _cut_off, _cold, _prefix_hits)
+    return [fault for check in checks if (fault := check(run)) is not None]
+
+
+def _failures(run: Run) -> Fault | None:
+    if run.completed == 0:
+        return Fault("no_success", "no successful request")
+    if run.failed:
+        asked = run.asked or (run.completed or 0) + run.failed
+        share = (asked - run.failed) / asked
+        return Fault("failed_requests", f"{run.failed} of {asked} requests failed (success rate {share:.3g})")
+    return None
+
+
+def _impossible(run: Run) -> Fault | None:
+    if not run.impossible:
+        return None
+    shown = ", ".join(f"{name} = {value:g}" for name, value in run.impossible.items())
+    return Fault("impossible_value", f"zero or negative, or beyond any clock: {shown}")
+
+
+def _cut_off(run: Run) -> Fault | None:
+    return Fault("truncated", "the log ends inside this result block") if run.truncated else None
+
+
+def _cold(run: Run) -> Fault | None:
+    return Fault("cold", "cold first run: nothing was sent to this server before it") if run.cold else None
+
+
+def _prefix_hits(run: Run) -> Fault | None:
+    hits, entering = run.prefix_cache_hit_tokens, run.input_tokens
+    if not hits or not entering or hits <= _PREFIX_HITS_SHARE * entering:
+        return None
+    return Fault("warm_prefix", f"warm prefix cache: {hits} of {entering} prompt tokens came from it")
+
+
+def repeated_prompts(runs: Iterable[Run]) -> dict[str, Fault]:
+    """Runs (by source) that sent a server the prompts of an earlier run: same boot, same seed, prefix caching not off."""
+    seen: dict[tuple[str, int], Run] = {}
+    faults = {}
+    for run in sorted(runs, key=lambda item: item.started):
+        if run.boot is None or run.seed is None or run.prefix_caching is False:
+            continue
+        first = seen.setdefault((run.boot, run.seed), run)
+        if first is not run:
+            faults[run.source] = Fault(
+                "warm_prefix", f"warm prefix cache: the prompts of {_name(first)} once more"
+            )
+    return faults
+
+
+def first_run_fault(runs: list[Run]) -> Fault | None:
+    """A first run that stands out among three or more of one arm and cell, where nobody said whether it was warm."""
+    if len(runs) < 3 or any(run.cold is not None or not run.started for run in runs):
+        return None
+    first, *later = [run.values.get("mean_ttft_ms") for run in sorted(runs, key=lambda item: item.started)]
+    known = [value for value in later if value is not None]
+    if first is None or len(known) < len(later) or max(known) > _AGREE_RATIO * min(known):
+        return None
+    ratio = first / median(known)
+    if ratio <= _COLD_RATIO:
+        return None
+    text = f"first run {ratio:.1f} times slower to the first token than the later ones: cold, or they reuse its prompts"
+    return Fault("cold", text)
+
+
+def pair_faults(baseline: Run, candidate: Run) -> list[Fault]:
+    """What keeps two runs from being a pair."""
+    checks = (_different_lengths, _different_tokens, _different_load, _different_model, _different_machine)
+    return [fault for check in checks if (fault := check(baseline, candidate)) is not None]
+
+
+def _different_lengths(baseline: Run, candidate: Run) -> Fault | None:
+    one, other = (f"{run.isl}/{run.osl}" for run in (baseline, candidate))
+    return (
+        None
+        if one == other
+        else Fault("different_lengths", f"different lengths: {one} against {other} tokens")
+    )
+
+
+def _different_tokens(baseline: Run, candidate: Run) -> Fault | None:
+    one, other = baseline.tokens_per_request, candidate.tokens_per_request
+    if one is None or other is None:
+        return None
+    if all(
+        abs(left - right) <= _SAME_TOKENS_SHARE * max(left, right)
+        for left, right in zip(one, other, strict=True)
+    ):
+        return None
+    text = f"different tokens per request: {one[0]:.5g} in and {one[1]:.5g} out against {other[0]:.5g} and {other[1]:.5g}"
+    return Fault("different_tokens", text)
+
+
+def _different_load(baseline: Run, candidate: Run) -> Fault | None:
+    for name in ("asked", "request_rate"):
+        one, other = getattr(baseline, name), getattr(candidate, name)
+        if None not in (one, other) and one != other:
+            word = "number of requests" if name == "asked" else "request rate"
+            return Fault("different_load", f"different {word}: {one} against {other}")
+    return None
+
+
+def _different_model(baseline: Run, candidate: Run) -> Fault | None:
+    one, other = (PurePath(run.model).name if run.model else None for run in (baseline, candidate))
+    if None in (one, other) or one == other:
+        return None
+    return Fault("different_model", f"different models: {one} against {other}")
+
+
+def _different_machine(baseline: Run, candidate: Run) -> Fault | None:
+    if baseline.kind != candidate.kind:
+        return Fault("different_kind", f"{baseline.kind} against {candidate.kind} numbers")
+    if None in (baseline.device, candidate.device) or baseline.device == candidate.device:
+        return None
+    return Fault("different_device", f"different devices: {baseline.device} against {candidate.device}")
+
+
+def unlike_repeats(runs: list[Run]) -> list[Fault]:
+    """Repeats of one arm that are not repeats of the same thing."""
+    return [fault for other in runs[1:] for fault in pair_faults(runs[0], other)][:1]
+
+
+def _name(run: Run) -> str:
+    return PurePath(run.source).name

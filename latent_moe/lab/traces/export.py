@@ -1,0 +1,164 @@
+"""Any kernel table as Chrome-trace JSON, which Perfetto's UI and chrome://tracing open.
+
+One process a device, one thread a queue; kernels that overlap on one queue go to lanes beside it, since a viewer would
+draw them as nested calls. Ranges of the host get a process of their own. Times count from the first event.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from latent_moe.errors import InputError
+from latent_moe.lab.traces.overlap_clip import group_codes
+from latent_moe.lab.traces.table import Coded, Columns, Kernels, Trace
+
+_TEXTS = ("kind", "library", "region", "grid", "workgroup")
+_NUMBERS = ("M", "N", "K", "rank")
+
+
+def write_chrome_trace(trace: Trace, path: str | Path) -> Path:
+    """Write trace's kernels and ranges to `path` (packed when it ends in .gz); returns the path.
+
+    Kernels without a time are left out and counted in the file's `otherData`. Raises InputError when the file cannot be
+    written.
+    """
+    path = Path(path)
+    try:
+        with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w", encoding="utf-8") as file:
+            file.writelines(_document(trace))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return path
+
+
+def _document(trace: Trace) -> Iterator[str]:
+    kernels = trace.kernels.take(np.asarray(trace.kernels["timed"]))
+    first = _first_ns(kernels, trace)
+    other = {
+        "start_ns": first,
+        "untimed_kernels": len(trace.kernels) - len(kernels),
+        "formats": trace.formats,
+        "partial": trace.partial,
+    }
+    yield f'{{"schemaVersion":1,"displayTimeUnit":"ns","otherData":{json.dumps(other)},"traceEvents":[\n'
+    yield ",\n".join([*_kernel_names(kernels), *_range_names(trace)])
+    for event in (*_kernels(kernels, first), *_ranges(trace, first)):
+        yield ",\n" + event
+    yield "\n]}\n"
+
+
+def _first_ns(kernels: Kernels, trace: Trace) -> int:
+    starts = [int(table["start_ns"].min()) for table in (kernels, trace.ranges) if len(table)]
+    return min(starts, default=0)
+
+
+def _devices(kernels: Kernels) -> np.ndarray:
+    """A viewer's process number for each kernel's device, from 1."""
+    return np.unique(group_codes(kernels, ("process", "agent")), return_inverse=True)[1].reshape(-1) + 1
+
+
+def _threads(kernels: Kernels) -> tuple[np.ndarray, np.ndarray]:
+    """(thread number from 1, lane from 0) for each kernel."""
+    queues = np.unique(group_codes(kernels, ("process", "agent", "queue")), return_inverse=True)[1].reshape(
+        -1
+    )
+    lanes = np.zeros(len(kernels), dtype=np.int64)
+    for queue in np.unique(queues):
+        rows = np.flatnonzero(queues == queue)
+        lanes[rows] = _lanes(kernels["start_ns"][rows], kernels["end_ns"][rows])
+    pairs = queues * (int(lanes.max(initial=0)) + 1) + lanes
+    return np.unique(pairs, return_inverse=True)[1].reshape(-1) + 1, lanes
+
+
+def _lanes(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The first lane that is free when each interval begins; all 0 where nothing overlaps."""
+    order = np.argsort(start, kind="stable")
+    lanes = np.zeros(len(start), dtype=np.int64)
+    if len(start) < 2 or bool((start[order][1:] >= np.maximum.accumulate(end[order])[:-1]).all()):
+        return lanes
+    free: list[int] = []
+    for row, begin, finish in zip(order.tolist(), start[order].tolist(), end[order].tolist(), strict=True):
+        lane = next((place for place, over in enumerate(free) if over <= begin), len(free))
+        free[lane : lane + 1] = [finish]
+        lanes[row] = lane
+    return lanes
+
+
+def _kernel_names(kernels: Kernels) -> Iterator[str]:
+    devices, (threads, lanes) = _devices(kernels), _threads(kernels)
+    for row in np.unique(threads, return_index=True)[1]:
+        device = f"{_text(kernels['agent'], row)} (process {_text(kernels['process'], row)})"
+        lane = f", lane {lanes[row] + 1}" if lanes[row] else ""
+        yield _name("process_name", devices[row], 0, device)
+        yield _name("thread_name", devices[row], threads[row], f"queue {_text(kernels['queue'], row)}{lane}")
+
+
+def _host(trace: Trace) -> np.ndarray:
+    """Process numbers of the ranges, above those of the devices."""
+    codes = np.unique(trace.ranges["process"].codes, return_inverse=True)[1].reshape(-1)
+    return codes + 1_000_001
+
+
+def _range_names(trace: Trace) -> Iterator[str]:
+    hosts = _host(trace)
+    for row in np.unique(hosts, return_index=True)[1]:
+        yield _name("process_name", hosts[row], 0, f"ranges of process {_text(trace.ranges['process'], row)}")
+
+
+def _name(what: str, process: int, thread: int, text: str) -> str:
+    event = {"ph": "M", "name": what, "pid": int(process), "tid": int(thread), "args": {"name": text}}
+    return json.dumps(event)
+
+
+def _text(column: Coded, row: int) -> str:
+    code = int(column.codes[row])
+    return column.values[code] if code >= 0 else "?"
+
+
+def _kernels(kernels: Kernels, first: int) -> Iterator[str]:
+    devices, (threads, _) = _devices(kernels), _threads(kernels)
+    texts = {name: _quoted(kernels[name]) for name in ("name", *_TEXTS)}
+    numbers = {name: np.asarray(kernels[name]).tolist() for name in _NUMBERS}
+    times = _times(kernels, first)
+    places = zip(devices.tolist(), threads.tolist(), times, strict=True)
+    for row, (device, thread, (ts, dur)) in enumerate(places):
+        said = [f'"{name}":{texts[name][row]}' for name in _TEXTS if texts[name][row] is not None]
+        said += [f'"{name}":{numbers[name][row]}' for name in _NUMBERS if numbers[name][row] >= 0]
+        where = f'"pid":{device},"tid":{thread},"ts":{ts},"dur":{dur}'
+        yield (
+            f'{{"ph":"X","cat":"kernel","name":{texts["name"][row] or json.dumps("?")},{where},'
+            f'"args":{{"device":{device - 1},"stream":{thread},{",".join(said)}}}}}'
+        ).replace(",}", "}")
+
+
+def _quoted(column: Coded) -> list[str | None]:
+    """Each row's text as JSON, every text encoded once."""
+    values = [*(json.dumps(value) for value in column.values), None]
+    return [values[code] for code in column.codes.tolist()]
+
+
+def _times(table: Columns, first: int) -> Iterable[tuple[str, str]]:
+    """(ts, dur) in microseconds, exact to the nanosecond as text."""
+    starts = (np.asarray(table["start_ns"]) - first).tolist()
+    lasts = np.asarray(table["end_ns"] if "dur_ns" not in table.fields else table["dur_ns"]).tolist()
+    if "dur_ns" not in table.fields:
+        lasts = [end - first - start for end, start in zip(lasts, starts, strict=True)]
+    return [(_us(start), _us(length)) for start, length in zip(starts, lasts, strict=True)]
+
+
+def _us(ns: int) -> str:
+    sign = "-" if ns < 0 else ""
+    return f"{sign}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"
+
+
+def _ranges(trace: Trace, first: int) -> Iterator[str]:
+    ranges, hosts = trace.ranges, _host(trace).tolist()
+    names, threads = _quoted(ranges["name"]), np.asarray(ranges["thread"]).tolist()
+    for row, (ts, dur) in enumerate(_times(ranges, first)):
+        yield (
+            f'{{"ph":"X","cat":"user_annotation","name":{names[row] or json.dumps("?")},'
+            f'"pid":{hosts[row]},"tid":{max(threads[row], 0)},"ts":{ts},"dur":{dur}}}'
+        )

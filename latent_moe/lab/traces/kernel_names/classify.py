@@ -1,0 +1,68 @@
+"""Names to kinds and libraries, by the table in `rules`."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from latent_moe.lab.traces.kernel_names.rules import RULES
+from latent_moe.lab.traces.kernel_names.spelling import plain
+
+COMPUTE_KINDS = ("gemm", "collective", "moe", "attention", "norm", "elementwise", "reduction", "copy")
+_UNKNOWN = ("unknown", "unknown")
+# Collective types as libraries spell them; the generic kernel of RCCL serves all types and so claims none.
+_COLLECTIVE_TYPES = (
+    (r"all_?reduce|cross_device_reduce|quickreduce|(?:one|two)_?shot", "all_reduce"),
+    (r"reduce_?scatter", "reduce_scatter"),
+    (r"all_?gather", "all_gather"),
+    (r"all_?to_?all", "all_to_all"),
+    (r"send_?recv", "send_recv"),
+    (r"broadcast", "broadcast"),
+    (r"(?:kernel|gloo:)_?reduce(?!_?scatter)", "reduce"),
+)
+
+
+class Classes(NamedTuple):
+    """Kinds and libraries, aligned with the names asked about."""
+
+    kind: list[str]
+    library: list[str]
+
+
+def classify(names: Sequence[str]) -> Classes:
+    """Kind (one of KINDS) and library (one of LIBRARIES) of each name.
+
+    Meant for the unique names of a trace: some tens of microseconds a name. A name that no rule knows is
+    ("unknown", "unknown"). Truncated, mangled and decorated (`.kd`, `[clone .kd]`) spellings give the same answer as
+    the full name as long as the telling part is there.
+    """
+    found = [_classify(name) for name in names]
+    return Classes([kind for kind, _ in found], [library for _, library in found])
+
+
+@cache
+def _classify(name: str) -> tuple[str, str]:
+    text = plain(name)
+    for pattern, kind, library in _compiled():
+        if pattern.search(text):
+            return kind, library
+    return _UNKNOWN
+
+
+@cache
+def _compiled() -> list[tuple[re.Pattern, str, str]]:
+    return [(re.compile(pattern.replace("~", r"[\w:]*?")), kind, library) for pattern, kind, library in RULES]
+
+
+def collective_type(name: str) -> str | None:
+    """all_reduce, reduce_scatter, ... as far as the name says it; None where it does not (the generic kernel)."""
+    if _classify(name)[0] != "collective":
+        return None
+    lowered = plain(name).lower()
+    return next((kind for pattern, kind in _COLLECTIVE_TYPES if re.search(pattern, lowered)), None)
+
+
+def shorten(name: str, length: int = 60) -> str:
+    """A name to put on an axis: no arguments, no template lists, at most `length` characters."""
+    text = re.split(r"[(<]", plain(name))[0].strip() or plain(name)
+    return text if len(text) <= length else text[: length - 1] + "…"

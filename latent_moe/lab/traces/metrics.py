@@ -1,0 +1,146 @@
+"""Figures of a kernel table. Sum and union of intervals are both kept and never mixed: `total_ns` adds durations,
+`busy_ns` is the time in which at least one kernel ran. All times in nanoseconds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from latent_moe.lab.traces.overlap_clip import group_codes
+from latent_moe.lab.traces.table import Coded, Kernels
+
+DEVICE = ("process", "agent")
+QUEUE = ("process", "agent", "queue")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One group of kernels. mean_ns and median_ns are per call, max_ns and second_ns are the two longest; None where no
+    call has a time of its own."""
+
+    key: str
+    calls: int
+    total_ns: int
+    mean_ns: float | None
+    median_ns: float | None
+    untimed_calls: int = 0
+    max_ns: int | None = None
+    second_ns: int | None = None
+
+
+def calls(kernels: Kernels) -> int:
+    """Kernels with a time."""
+    return int(np.count_nonzero(kernels["timed"]))
+
+
+def total_ns(kernels: Kernels) -> int:
+    """Sum of durations over all kernels with a time."""
+    return int(kernels["dur_ns"].sum())
+
+
+def union_ns(start: np.ndarray, end: np.ndarray) -> int:
+    """Length of the union of the intervals [start, end)."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    # A new stretch begins where an interval starts behind the latest end so far.
+    gap = np.maximum(start[1:] - end[:-1], 0)
+    return int(end[-1] - start[0] - gap.sum())
+
+
+def placed(kernels: Kernels) -> np.ndarray:
+    """Mask of the kernels whose begin and end are known."""
+    return np.asarray(kernels["timed"]) & ~np.asarray(kernels["averaged"])
+
+
+def busy_by(kernels: Kernels, columns: tuple[str, ...] = DEVICE) -> list[tuple[dict, int, int, int]]:
+    """For each combination of the columns: ({column: text}, calls, total_ns, busy_ns)."""
+    rows = np.flatnonzero(placed(kernels))
+    codes = group_codes(kernels, columns)[rows]
+    # Grouped by a stable sort; inside a group the union sorts by start.
+    order = np.argsort(codes, kind="stable")
+    rows, codes = rows[order], codes[order]
+    firsts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]]) if len(codes) else np.zeros(0, int)
+    lasts = [*firsts[1:], len(codes)] if len(firsts) else []
+    found = []
+    for first, last in zip(firsts, lasts, strict=True):
+        mine = rows[first:last]
+        key = {name: _text(kernels[name], mine[0]) for name in columns}
+        busy = union_ns(kernels["start_ns"][mine], kernels["end_ns"][mine])
+        found.append((key, len(mine), int(kernels["dur_ns"][mine].sum()), busy))
+    return found
+
+
+def _text(column: Coded, row: int) -> str | None:
+    code = int(column.codes[row])
+    return column.values[code] if code >= 0 else None
+
+
+def busy_ns(kernels: Kernels) -> int | None:
+    """Time in which a device ran at least one kernel, summed over the devices (process and agent); None where begin
+    and end are not known (statistics)."""
+    if np.any(kernels["averaged"]):
+        return None
+    return sum(busy for *_, busy in busy_by(kernels))
+
+
+def span_ns(kernels: Kernels) -> int:
+    """From the first kernel's begin to the last one's end."""
+    mask = placed(kernels)
+    return int(kernels["end_ns"][mask].max() - kernels["start_ns"][mask].min()) if mask.any() else 0
+
+
+def group(kernels: Kernels, column: str | Coded) -> list[Row]:
+    """One `Row` per text of a column (absent: "(none)"), the largest total first; "rank" groups as `ranks` says."""
+    key = ranks(kernels) if column == "rank" else kernels[column] if isinstance(column, str) else column
+    timed = np.asarray(kernels["timed"])
+    averaged = bool(np.any(kernels["averaged"]))
+    codes, durations = key.codes[timed], kernels["dur_ns"][timed]
+    order = np.lexsort((durations, codes))
+    codes, durations = codes[order], durations[order]
+    firsts = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]]) if len(codes) else np.zeros(0, int)
+    lasts = np.r_[firsts[1:], len(codes)] if len(firsts) else firsts
+    missing = np.bincount(key.codes[~timed] + 1, minlength=len(key.values) + 1)
+    rows = [
+        _row(key, int(codes[a]), durations[a:b], averaged, missing)
+        for a, b in zip(firsts, lasts, strict=True)
+    ]
+    seen = set(np.unique(codes).tolist())
+    rows += [
+        Row(_key(key, c - 1), 0, 0, None, None, int(missing[c]))
+        for c in np.flatnonzero(missing)
+        if c - 1 not in seen
+    ]
+    return sorted(rows, key=lambda row: (-row.total_ns, row.key))
+
+
+def _key(column: Coded, code: int) -> str:
+    return column.values[code] if code >= 0 else "(none)"
+
+
+def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missing: np.ndarray) -> Row:
+    """A row from the sorted durations of one group."""
+    n, total = len(durations), int(durations.sum())
+    median = None if averaged else (int(durations[(n - 1) // 2]) + int(durations[n // 2])) / 2
+    longest, second = (None if averaged or n < place else int(durations[-place]) for place in (1, 2))
+    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest, second)
+
+
+def ranks(kernels: Kernels) -> Coded:
+    """ "rank 3" where the recording says which rank it is; else process and agent, which a rank of its own has."""
+    known, rank = np.unique(kernels["rank"], return_inverse=True)
+    codes = group_codes(kernels, DEVICE)
+    _, first, device = np.unique(codes, return_index=True, return_inverse=True)
+    names = [f"process {_text(kernels['process'], row)}, {_text(kernels['agent'], row)}" for row in first]
+    texts = [f"rank {value}" for value in known] + names
+    mixed = np.where(np.asarray(kernels["rank"]) >= 0, rank.reshape(-1), len(known) + device.reshape(-1))
+    return Coded(mixed, texts)
+
+
+def share(kernels: Kernels, column: str, text: str) -> float | None:
+    """The share of the total time whose column holds the text; None where no kernel has a time."""
+    key, total = kernels[column], total_ns(kernels)
+    if not total:
+        return None
+    codes = [code for code, value in enumerate(key.values) if value == text]
+    return int(kernels["dur_ns"][np.isin(key.codes, codes)].sum()) / total

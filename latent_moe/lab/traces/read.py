@@ -1,0 +1,165 @@
+"""Read anything: a file, several files, or a directory, as one recording."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from latent_moe.errors import InputError
+from latent_moe.lab.traces import merge, overlap_clip
+from latent_moe.lab.traces.file_trace import Part
+from latent_moe.lab.traces.readers import sniff
+from latent_moe.lab.traces.table import Kernels, Ranges, Trace
+
+_PROFILERS = {"PyTorch profiler JSON": "torch.profiler", "exported table": None}
+
+
+def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Trace:
+    """Read one recording.
+
+    Args:
+        paths: a file, several files, or a directory (with all below it), in any supported format, gzip or not.
+        salvage: read what is whole of a cut or damaged file and mark the result `partial`.
+
+    Raises InputError, naming file and fault: nothing there, nothing readable, damaged, or without kernels.
+    """
+    files = _files([paths] if isinstance(paths, str | Path) else list(paths))
+    trace = Trace(Kernels(0), Ranges(0))
+    parts = _parts(files, trace, salvage)
+    merge.name_ranks(parts)
+    kept, dropped = merge.distinct(parts)
+    _report(trace, kept, dropped)
+    trace.kernels, trace.ranges = merge.joined(kept)
+    if not len(trace.kernels):
+        raise InputError(_nothing(files, parts, trace))
+    _understand(trace)
+    return trace
+
+
+def _files(paths: list[str | Path]) -> dict[Path, bool]:
+    """Each file once -> was it named itself (rather than found in a directory)?"""
+    if not paths:
+        raise InputError("no trace was named")
+    files: dict[Path, bool] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if not inside:
+                raise InputError(f"{path}: a directory with nothing in it")
+            files |= {p: False for p in inside if p not in files and not p.name.endswith(("-wal", "-shm"))}
+        elif path.exists():
+            files[path] = True
+        else:
+            raise InputError(f"{path}: no such file or directory")
+    return files
+
+
+def _parts(files: dict[Path, bool], trace: Trace, salvage: bool) -> list[Part]:
+    parts = []
+    for path, named in files.items():
+        try:
+            found = sniff.sniff(path)
+            if found.reader is None:
+                _ignore(trace, path, found.format, named and len(files) == 1)
+                continue
+            parts.append(found.reader(path, salvage))
+        except (InputError, MemoryError, OSError) as error:
+            _excuse(trace, path, error, named or sniff.is_trace_like(path), salvage and len(files) > 1)
+    return parts
+
+
+def _ignore(trace: Trace, path: Path, kind: str, alone: bool) -> None:
+    article = "" if kind[:2] in ("a ", "an") else "a "
+    if alone:
+        raise InputError(f"{path}: this is {article}{kind}, not a kernel trace")
+    trace.ignored.append(f"{path.name}: {kind}")
+
+
+def _excuse(trace: Trace, path: Path, error: Exception, matters: bool, salvage: bool) -> None:
+    """A damaged shard would make totals wrong: it stops the reading, unless one salvages what there is."""
+    if matters and not salvage:
+        raise (
+            error
+            if isinstance(error, InputError)
+            else InputError(f"{path}: {error or 'too large for the memory'}")
+        )
+    trace.ignored.append(f"{path.name}: {error}")
+    if matters:
+        trace.partial = True
+        trace.warn("partial", f"{path.name} was left out: {error}")
+
+
+def _report(trace: Trace, kept: list[Part], dropped: list[tuple[Part, Part]]) -> None:
+    for part in kept:
+        trace.files.append(str(part.path))
+        trace.warnings += part.warnings
+        trace.partial |= part.partial
+        if part.format not in trace.formats:
+            trace.formats.append(part.format)
+    for part, same in dropped:
+        trace.ignored.append(f"{part.path.name}: the same run as {same.path.name}")
+        trace.warn(
+            "same_run",
+            f"{part.path.name} holds the run of {same.path.name} again ({part.format}): not counted twice",
+        )
+    found = {_PROFILERS.get(part.format, "rocprof") for part in kept if len(part.kernels)}
+    profilers = {name for name in found if name}
+    if len(profilers) > 1:
+        trace.warn(
+            "mixed_profilers",
+            f"recordings of {' and '.join(sorted(profilers))} are added up: one run, or two?",
+        )
+
+
+def _nothing(files: dict[Path, bool], parts: list[Part], trace: Trace) -> str:
+    first = next(iter(files))
+    where = f"{first}" if len(files) == 1 else f"{first.parent} ({len(files)} files)"
+    if len(parts) == 1 and len(files) == 1 and not parts[0].format.endswith(("CSV", "JSON", "rocpd")):
+        return f"{where}: this is a {parts[0].format}, not a kernel trace"
+    known = ", ".join(sorted({part.format for part in parts})) or "; ".join(trace.ignored[:3])
+    return f"{where}: no kernels ({known})"
+
+
+def _understand(trace: Trace) -> None:
+    """Kind, library, region and GEMM sizes of each kernel; impossible spans clipped; what is odd is said."""
+    _classify(trace.kernels)
+    _join(trace)
+    count, taken = overlap_clip.clip(trace.kernels)
+    if count:
+        trace.warn(
+            "impossible_duration",
+            f"{count} kernels still ran when two successors on their queue had started: clipped to the next start, "
+            f"{taken} ns taken off",
+        )
+    untimed = int(np.count_nonzero(~np.asarray(trace.kernels["timed"])))
+    if untimed:
+        trace.warn("untimed", f"{untimed} kernels have no time: counted apart, in no sum")
+    _check_collectives(trace)
+
+
+def _classify(kernels: Kernels) -> None:
+    from latent_moe.lab.traces.kernel_names import classify
+
+    names = kernels["name"]
+    found = classify(names.values)
+    kernels["kind"] = names.map([str(kind) for kind in found.kind])
+    kernels["library"] = names.map([str(library) for library in found.library])
+
+
+def _join(trace: Trace) -> None:
+    kernels = trace.kernels
+    if not len(trace.ranges) and not kernels["dims"].values and not kernels["region"].values:
+        return
+    from latent_moe.lab.traces.regions import join_regions
+
+    for name, column in join_regions(kernels, trace.ranges).items():
+        kernels[name] = column
+
+
+def _check_collectives(trace: Trace) -> None:
+    kernels = trace.kernels
+    devices = np.unique(overlap_clip.group_codes(kernels, ("process", "agent")))
+    if len(devices) > 1 and "collective" not in kernels["kind"].values:
+        trace.warn(
+            "no_collectives", f"{len(devices)} devices, but not one collective: is the recording whole?"
+        )

@@ -1,0 +1,163 @@
+"""Reader for rocprofv3's CSV files, read by header name: 16 to 26 columns of kernel_trace, marker and API traces.
+
+Layouts: 16 columns in ROCm 6.2.0, 18 from 6.2.4, 22 in 7.0, 23 to 26 from `rocpd convert`. One file holds one process
+unless it has a Guid or Process_Id column; else the process is what the file's name starts with.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from latent_moe.errors import InputError
+from latent_moe.lab.traces.file_trace import Calls, Part, backwards, spans, times
+from latent_moe.lab.traces.readers.csv_rows import Table
+from latent_moe.lab.traces.table import Coded, Kernels, Ranges, constant, encode
+
+FORMAT, MARKERS, API = "rocprofv3 CSV", "rocprofv3 marker trace", "rocprofv3 API trace"
+_SUFFIX = re.compile(
+    r"_(kernel|marker_api|hip_api|hsa_api|hip_runtime_api|hip_compiler_api|regions?)?(_trace)?$"
+)
+
+
+def kind_of(header: list[str]) -> str | None:
+    """What a CSV with these (lower-case) columns is; None: nothing that a profiler writes."""
+    columns = set(header)
+    if "counter_name" in columns:
+        return "rocprofv3 counter collection"
+    if {"kernel_name", "start_timestamp", "end_timestamp"} <= columns:
+        return FORMAT
+    if {"function", "domain", "start_timestamp"} <= columns:
+        return API
+    if {"direction", "start_timestamp"} <= columns:
+        return "rocprofv3 memory copy trace"
+    if {"start_timestamp", "operation"} <= columns or {"start_timestamp", "alloc_flags"} <= columns:
+        return "rocprofv3 memory allocation trace"
+    if {"node_id", "logical_node_id"} <= columns:
+        return "rocprofv3 agent list"
+    if {"name", "calls", "totaldurationns"} <= columns:
+        return "rocprofv3 statistics" if "minns" in columns else "rocprof v1 statistics"
+    return "rocprof v1 CSV" if {"kernelname", "beginns", "endns"} <= columns else None
+
+
+def read(path: Path, salvage: bool = False) -> Part:
+    """Read one kernel, marker or API trace. Raises InputError: a cell that is no number, a row that is cut."""
+    table = Table(path, salvage=salvage)
+    if kind_of(table.header) == API:
+        return _calls_and_ranges(path, table)
+    part = Part(path, FORMAT, Kernels(0))
+    found = [_kernels(part, table, cells) for cells in table.chunks() if cells]
+    if found:
+        part.kernels = Kernels.concatenate(found)
+        replaced = sum("\ufffd" in name for name in part.kernels["name"].values)
+        if replaced:
+            part.warn("damaged_text", f"{replaced} kernel names hold bytes that are not UTF-8")
+    return _ended(part, table)
+
+
+def _ended(part: Part, table: Table) -> Part:
+    if table.cut:
+        part.partial = True
+        part.warn("partial", "rows with too few cells were left out")
+    return part
+
+
+def process_of(path: Path) -> str:
+    """The process a file's name tells: rocprofv3 starts it with the process id."""
+    stem = path.name.removesuffix(".gz").removesuffix(".csv")
+    return _SUFFIX.sub("", stem) or stem
+
+
+def _kernels(part: Part, table: Table, cells: dict) -> Kernels:
+    start = times(table.numbers(cells["start_timestamp"], "start_timestamp", 0), part.path, "Start_Timestamp")
+    end = times(table.numbers(cells["end_timestamp"], "end_timestamp", 0), part.path, "End_Timestamp")
+    backwards(part, start, end)
+    n = len(start)
+    columns: dict[str, Coded | np.ndarray] = {
+        "process": _process(part.path, cells, n),
+        "agent": _agents(encode(cells["agent_id"])) if "agent_id" in cells else constant(None, n),
+        "name": encode(cells["kernel_name"]),
+        "grid": _sizes(cells, "grid_size", n),
+        "workgroup": _sizes(cells, "workgroup_size", n),
+    }
+    for name in ("queue", "stream"):
+        columns[name] = _blank(encode(cells[f"{name}_id"])) if f"{name}_id" in cells else constant(None, n)
+    for name, absent in (("correlation", 0), ("thread", -1)):
+        if f"{name}_id" in cells:
+            columns[name] = _numbers_or(cells[f"{name}_id"], absent)
+    return Kernels(n, columns | _own_duration(table, cells, spans(start, end)))
+
+
+def _own_duration(table: Table, cells: dict, found: dict) -> dict:
+    """The trace's own Duration where it has the column."""
+    if "duration" not in cells:
+        return found
+    own = table.numbers(cells["duration"], "duration", -1)
+    return found | {"dur_ns": np.where(found["timed"] & (own >= 0), own, found["dur_ns"])}
+
+
+def _numbers_or(cells, absent: int) -> np.ndarray:
+    try:
+        return np.array(list(map(int, cells)), dtype=np.int64)
+    except (ValueError, OverflowError):
+        return np.array([int(c) if re.fullmatch(r"\d{1,18}", c) else absent for c in cells], dtype=np.int64)
+
+
+def _process(path: Path, cells: dict, n: int) -> Coded:
+    for name in ("process_id", "guid"):
+        if name in cells:
+            return _blank(encode(cells[name]))
+    return constant(process_of(path), n)
+
+
+def _blank(column: Coded) -> Coded:
+    return column.map([value.strip() or None for value in column.values])
+
+
+def _agents(column: Coded) -> Coded:
+    return column.map(
+        [f"Agent {v.strip()}" if v.strip().isdigit() else v.strip() or None for v in column.values]
+    )
+
+
+def _sizes(cells: dict, name: str, n: int) -> Coded:
+    axes = [f"{name}_{axis}" for axis in "xyz"]
+    if not all(axis in cells for axis in axes):
+        return constant(None, n)
+    return encode(map("x".join, zip(*(cells[axis] for axis in axes), strict=True)))
+
+
+def _calls_and_ranges(path: Path, table: Table) -> Part:
+    part, ranges, calls = Part(path, API, Kernels(0)), [], []
+    for cells in table.chunks():
+        if not cells:
+            continue
+        start = table.numbers(cells["start_timestamp"], "start_timestamp", 0)
+        end = table.numbers(cells["end_timestamp"], "end_timestamp", 0) if "end_timestamp" in cells else start
+        n = len(start)
+        columns = {
+            "process": _blank(encode(cells["process_id"]))
+            if "process_id" in cells
+            else constant(process_of(path), n),
+            "thread": _numbers_or(cells["thread_id"], -1) if "thread_id" in cells else np.full(n, -1),
+            "correlation": _numbers_or(cells["correlation_id"], 0)
+            if "correlation_id" in cells
+            else np.zeros(n, int),
+            "start_ns": start,
+        }
+        marker = np.array([domain.startswith("MARKER") for domain in cells["domain"]], dtype=bool)
+        whole = Ranges(
+            n, columns | {"end_ns": end, "name": encode(cells["function"]), "domain": constant("host", n)}
+        )
+        ranges.append(whole.take(marker & (end > start)))
+        calls.append(Calls(n, columns).take(~marker))
+        part.format = MARKERS if marker.any() else part.format
+    if ranges:
+        part.ranges, part.calls = Ranges.concatenate(ranges), Calls.concatenate(calls)
+        part.ranges["source"] = constant(str(path), len(part.ranges))
+    return _ended(part, table)
+
+
+def refused(path: Path, kind: str) -> InputError:
+    """The error for a file that is what `kind` says and therefore no kernel trace."""
+    return InputError(f"{path}: this is a {kind}, not a kernel trace")

@@ -1,0 +1,110 @@
+"""Readers for legacy rocprof (v1): its CSV with one dispatch a row, its statistics, its database.
+
+Statistics know calls and sums only: their rows are spread over the calls with the mean as duration (`averaged`), so
+that sums and counts are right; busy time, medians and start times do not exist there.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from latent_moe.errors import InputError
+from latent_moe.lab.traces.file_trace import Part, backwards, spans, times
+from latent_moe.lab.traces.readers import sqlite
+from latent_moe.lab.traces.readers.csv_rows import Table
+from latent_moe.lab.traces.readers.rocprof_csv import process_of
+from latent_moe.lab.traces.table import Coded, Kernels, constant, encode
+
+CSV, STATS, DATABASE = "rocprof v1 CSV", "rocprof v1 statistics", "rocprof v1 database"
+_MOST_CALLS = 5_000_000
+
+
+def read_csv(path: Path, salvage: bool = False) -> Part:
+    """Read rocprof v1's results.csv. Raises InputError as the rocprofv3 reader does."""
+    part, table = Part(path, CSV, Kernels(0)), Table(path, wide="kernelname", salvage=salvage)
+    found = [_dispatches(part, table, cells) for cells in table.chunks() if cells]
+    part.kernels = Kernels.concatenate(found or [Kernels(0)])
+    part.partial = table.cut
+    return part
+
+
+def _dispatches(part: Part, table: Table, cells: dict) -> Kernels:
+    start, end = (table.numbers(cells[name], name, 0) for name in ("beginns", "endns"))
+    return _kernels(part, times(start, part.path, "BeginNs"), times(end, part.path, "EndNs"), cells)
+
+
+def _kernels(part: Part, start: np.ndarray, end: np.ndarray, cells: dict) -> Kernels:
+    backwards(part, start, end)
+    n = len(start)
+    columns = {
+        "process": encode(cells["pid"]) if "pid" in cells else constant(process_of(part.path), n),
+        "name": encode(cells["kernelname"]),
+        "agent": _labelled(cells.get("gpu-id"), "GPU {}", n),
+        "queue": _labelled(cells.get("queue-id"), "{}", n),
+        "grid": _labelled(cells.get("grd"), "{}", n),
+        "workgroup": _labelled(cells.get("wgr"), "{}", n),
+    }
+    return Kernels(n, columns | spans(start, end))
+
+
+def _labelled(cells, form: str, n: int) -> Coded:
+    return (
+        constant(None, n) if cells is None else encode(form.format(cell) if cell else None for cell in cells)
+    )
+
+
+def read_stats(path: Path, salvage: bool = False) -> Part:
+    """Read rocprof v1's results.stats.csv into `averaged` rows."""
+    part, table = Part(path, STATS, Kernels(0)), Table(path, wide="name", salvage=salvage)
+    found = [_spread(part, table, cells) for cells in table.chunks() if cells]
+    part.kernels = Kernels.concatenate(found or [Kernels(0)])
+    part.partial = table.cut
+    part.warn(
+        "averages_only", "statistics hold sums and calls: no busy time, no medians, no order of kernels"
+    )
+    return part
+
+
+def _spread(part: Part, table: Table, cells: dict) -> Kernels:
+    calls = table.numbers(cells["calls"], "calls", 0)
+    total = table.numbers(cells["totaldurationns"], "totaldurationns", 0)
+    if len(calls) and (calls.min() < 0 or total.min() < 0 or calls.sum() > _MOST_CALLS):
+        raise InputError(f"{part.path}: no statistics of kernels, or too many calls: {int(calls.sum())}")
+    rows = np.repeat(np.arange(len(calls)), calls)
+    first = np.repeat(np.cumsum(calls) - calls, calls)
+    mean, left = np.divmod(total, np.maximum(calls, 1))
+    # The first `left` calls of a row get one nanosecond more, so that the sum is the file's own.
+    duration = mean[rows] + (np.arange(len(rows)) - first < left[rows])
+    name = encode(cells["name"]).take(rows)
+    true = np.ones(len(rows), dtype=bool)
+    process = constant(process_of(part.path), len(rows))
+    columns = {"name": name, "dur_ns": duration, "timed": true, "averaged": true, "process": process}
+    return Kernels(len(rows), columns)
+
+
+def kernel_table(connection, names: dict[str, str]) -> str | None:
+    """The table of a rocprof v1 database that holds dispatches."""
+    for name in names:
+        columns = {column.lower() for column in sqlite.columns_of(connection, name)}
+        if {"kernelname", "beginns", "endns"} <= columns:
+            return name
+    return None
+
+
+def read_database(path: Path, salvage: bool = False) -> Part:
+    """Read rocprof v1's results.db. Raises InputError: damaged, or without a table of dispatches."""
+    part = Part(path, DATABASE, Kernels(0))
+    with sqlite.opened(path) as connection:
+        table = kernel_table(connection, sqlite.tables(connection))
+        if table is None:
+            raise InputError(f"{path}: a SQLite database without kernels: neither rocpd nor rocprof v1")
+        columns = sqlite.columns_of(connection, table)
+        rows = connection.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall()
+    cells = {
+        c.lower(): ["" if v is None else str(v) for v in column]
+        for c, column in zip(columns, zip(*rows, strict=True), strict=False)
+    }
+    if rows:
+        start, end = (times([v or "0" for v in cells[name]], path, name) for name in ("beginns", "endns"))
+        part.kernels = _kernels(part, start, end, cells)
+    return part

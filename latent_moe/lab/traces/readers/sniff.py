@@ -1,0 +1,108 @@
+"""What a file is, by its content: names and suffixes are not asked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from latent_moe.lab.traces.readers.source import SQLITE, blocks, head
+
+_TOOL, _EVENTS = b'"rocprofiler-sdk-tool"', b'"traceEvents"'
+_SEARCH_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file's format and its reader; no reader: a file of that format holds no kernels."""
+
+    format: str
+    reader: Callable | None = None
+
+
+UNKNOWN = Found("a file of no format that is known here")
+
+
+def sniff(path: Path) -> Found:
+    """The format and the reader of a file. Raises InputError: unreadable, empty, a damaged database."""
+    start = head(path)
+    if start.startswith(SQLITE):
+        return _database(path)
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if found := _perfetto(start):
+        return found
+    if text[:1] in (b"{", b"["):
+        return _json(path, start)
+    return _csv(start) or UNKNOWN
+
+
+def _database(path: Path) -> Found:
+    from latent_moe.lab.traces.readers import rocpd, rocprof_v1, sqlite
+
+    with sqlite.opened(path) as connection:
+        names = sqlite.tables(connection)
+        if rocpd.is_rocpd(names):
+            return Found(rocpd.FORMAT, rocpd.read)
+        if rocprof_v1.kernel_table(connection, names):
+            return Found(rocprof_v1.DATABASE, rocprof_v1.read_database)
+    return Found("rocmProfileData database" if "rocpd_op" in names else "SQLite database without kernels")
+
+
+def _json(path: Path, start: bytes) -> Found:
+    which = _key(start) or _key_further_on(path)
+    if which == _TOOL:
+        from latent_moe.lab.traces.readers import rocprof_json
+
+        return Found(rocprof_json.FORMAT, rocprof_json.read)
+    if which == _EVENTS or (start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") and b'"ph"' in start):
+        from latent_moe.lab.traces.readers import kineto
+
+        return Found(kineto.FORMAT, kineto.read)
+    return Found(
+        "JSON file that is no trace (no traceEvents, no rocprofiler-sdk-tool; results of bench are for `table`)"
+    )
+
+
+def _key(text: bytes) -> bytes | None:
+    places = {key: text.find(key) for key in (_TOOL, _EVENTS)}
+    present = [key for key, place in places.items() if place >= 0]
+    return min(present, key=places.__getitem__) if present else None
+
+
+def _key_further_on(path: Path) -> bytes | None:
+    """The key that tells, where long metadata stand in front of it."""
+    last, count = b"", 0
+    for block in blocks(path, 1 << 20, salvage=True):
+        if key := _key(last + block):
+            return key
+        last, count = block[-32:], count + len(block)
+        if count > _SEARCH_BYTES:
+            break
+    return None
+
+
+def _csv(start: bytes) -> Found | None:
+    from latent_moe.lab.traces.readers import csv_rows, rocprof_csv, rocprof_v1
+
+    encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    kind = rocprof_csv.kind_of(csv_rows.header_of(start.decode(encoding, "replace"))[1])
+    readers = {
+        rocprof_csv.FORMAT: rocprof_csv.read,
+        rocprof_csv.API: rocprof_csv.read,
+        rocprof_v1.CSV: rocprof_v1.read_csv,
+        rocprof_v1.STATS: rocprof_v1.read_stats,
+    }
+    return Found(kind, readers.get(kind)) if kind else None
+
+
+def _perfetto(start: bytes) -> Found | None:
+    from latent_moe.lab.traces.readers import pftrace
+
+    return Found(pftrace.FORMAT, pftrace.read) if pftrace.looks_like(start) else None
+
+
+def is_trace_like(path: Path) -> bool:
+    """Does an empty or unreadable file's name promise a trace?"""
+    names = path.name.lower().removesuffix(".gz")
+    return names.endswith((".json", ".csv", ".db", ".pftrace", ".rpd"))
+
+
+__all__ = ["UNKNOWN", "Found", "is_trace_like", "sniff"]

@@ -1,0 +1,1 @@
+"""The other tails, one file each; `registry` holds all of them by name."""

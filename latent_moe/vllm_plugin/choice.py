@@ -1,0 +1,143 @@
+"""Which tail a layer of the server ends with, why, and the line in the server's log that says so.
+
+T tokens, H hidden, L latent, tp ranks.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+import torch
+
+from latent_moe.config import LatentMoEConfig
+from latent_moe.errors import InputError
+from latent_moe.lab.cost.auto_tail import pick
+from latent_moe.lab.cost.tail import AUTO
+from latent_moe.platform import Platform, describe
+from latent_moe.runner.eligibility import folds_gain, refusal
+from latent_moe.tail_variants.registry import TAILS
+from latent_moe.vllm_plugin.up_projection import UpProjectionWeight
+
+logger = logging.getLogger("vllm.latent_moe")
+DEFAULT = "column_parallel"
+_said: set[str] = set()
+
+
+def asked_tail() -> str:
+    """LATENT_MOE_TAIL, or column_parallel. Raises InputError naming the tails there are."""
+    name = os.environ.get("LATENT_MOE_TAIL") or DEFAULT
+    if name != AUTO and name not in TAILS:
+        raise InputError(f"LATENT_MOE_TAIL={name} is none of {', '.join([*TAILS, AUTO])}")
+    return name
+
+
+@dataclass
+class TailChoice:
+    """The tail that was asked for, and whether this layer can end with it (`reason`: why not)."""
+
+    asked: str
+    config: LatentMoEConfig | None
+    tp_size: int
+    reason: str | None = None
+    platform: Platform = field(default_factory=describe)
+
+    @classmethod
+    def of_layer(cls, asked: str, runner, weight: UpProjectionWeight | None, ranks) -> "TailChoice":
+        """Decide for one layer of the server, from what vLLM's runner knows about it."""
+        if weight is None:
+            return cls(asked, None, ranks.size, "the layer has no up-projection from a latent space")
+        config = _config_of(runner, weight)
+        tail = TAILS[DEFAULT if asked == AUTO else asked]
+        no = refusal(tail, config, ranks.size, has_up_projection=True, output_is_reduced=False, tokens=None)
+        if no is None and asked != AUTO:
+            # For one token: the tail's own condition there is about the machine, the sizes and the dtype.
+            no = refusal(tail, config, ranks.size, tokens=1, dtype=weight.dtype)
+        reason = no.text if no else None
+        if reason is None and runner.moe_config.skip_final_all_reduce:
+            reason = "a later layer does the final all-reduce"
+        if reason is None and config.shared_width == 0:
+            reason = "the layer has no shared experts: there is no second partial sum for a tail to end with"
+        return cls(asked, config, ranks.size, reason)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the layer ends with a tail of this package."""
+        return self.reason is None
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether the whole up-projection is needed on every rank (`auto` may pick such a tail at some T)."""
+        return self.usable and (self.asked == AUTO or TAILS[self.asked].rows == "all")
+
+    @property
+    def traceable(self) -> bool:
+        """Whether torch.compile may look into the tail; `auto` decides by T."""
+        return self.asked != AUTO and TAILS[self.asked].traceable
+
+    @property
+    def folds_gain(self) -> bool:
+        """Whether the norm's gain is to be folded into the up-projection's weight when that is loaded."""
+        return self.usable and self.config is not None and folds_gain(self.asked, self.config, self.tp_size)
+
+    def announce(self, weight: UpProjectionWeight | None) -> None:
+        """One line in the log for all layers that were decided alike, said while the model is built: a compiled model
+        cannot log what it runs."""
+        if weight is None or not self.usable:
+            text = f"tail {self.asked} refused, layers end as vLLM ends them: {self.reason}"
+        else:
+            text = f"tail {self.asked} for the latent MoE layers, tp {self.tp_size}{self._gemm(weight)}"
+        _say_once(self.tp_size, f"latent_moe: {text}")
+
+    def _gemm(self, weight: UpProjectionWeight) -> str:
+        """The up-projection GEMM's fixed sizes, where one tail is sure."""
+        if self.asked == AUTO:
+            return ""
+        rows = weight.hidden_size // (1 if TAILS[self.asked].rows == "all" else self.tp_size)
+        return f", up-projection GEMM N={rows} K={weight.latent_size}"
+
+    def run(self, routed, shared, weight: UpProjectionWeight, norm, ranks) -> torch.Tensor:
+        """routed [T, L], shared [T, H], partial sums -> [T, H] on every rank."""
+        name = self.asked
+        if name == AUTO:
+            name, _ = pick(routed.shape[0], self.config, ranks, self.platform)
+        tail = TAILS[name]
+        rows = weight.all if tail.rows == "all" else weight.own
+        if not torch.compiler.is_compiling():
+            self._log_shape(name, routed.shape[0], rows, weight.hidden_size, ranks.rank)
+        return tail.function(routed, shared, rows, norm, ranks)
+
+    def _log_shape(self, name: str, tokens: int, rows: torch.Tensor, hidden: int, rank: int) -> None:
+        part = "all" if rows.shape[0] == hidden else f"this rank's {rows.shape[0]}"
+        shape = f"M=T N={rows.shape[0]} K={rows.shape[1]}"
+        if shape + name not in _said and rank == 0:
+            _said.add(shape + name)
+            logger.info(
+                "latent_moe: tail %s ran the up-projection GEMM %s (%s of %d rows; first at T=%d)",
+                *(name, shape, part, hidden, tokens),
+            )
+
+
+def _config_of(runner, weight: UpProjectionWeight) -> LatentMoEConfig:
+    moe = runner.moe_config
+    scaled = runner.routed_scaling_factor
+    return LatentMoEConfig(
+        hidden_size=weight.hidden_size,
+        latent_size=weight.latent_size,
+        num_experts=moe.num_logical_experts,
+        experts_per_token=moe.experts_per_token,
+        expert_width=max(1, moe.intermediate_size_per_partition * moe.tp_size),
+        # The runner knows that there are shared experts, not how wide they are.
+        shared_width=0 if runner.shared_experts is None else weight.hidden_size,
+        routed_scaling_factor=scaled,
+        scale_routed_output=scaled != 1.0,
+        sequence_parallel=moe.is_sequence_parallel,
+        moe_tp_size=moe.tp_size,
+    )
+
+
+def _say_once(tp_size: int, line: str) -> None:
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    if line not in _said and (tp_size == 1 or get_tensor_model_parallel_rank() == 0):
+        _said.add(line)
+        logger.info(line)

@@ -1,0 +1,70 @@
+"""torch.compile and the tails: what must not be traced is not, and vLLM keeps the compiled models of two tails apart."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from latent_moe.tail_variants.registry import TAILS
+from latent_moe.vllm_plugin import custom_op
+from latent_moe.vllm_plugin.choice import TailChoice
+
+
+def by_length(routed: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """Decides by T, as `auto` does; in place or not."""
+    routed.mul_(2)
+    if routed.shape[0] % 2:
+        return shared.add_(routed.sum())
+    return shared * routed.shape[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_tail_behind_the_operator_decides_anew_at_every_length(backend):
+    custom_op.register("layer.0", by_length)
+    layer = lambda routed, shared: custom_op.end_layer("layer.0", routed + 0, shared + 0) * 3  # noqa: E731
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    for tokens in (8, 5, 6, 1):
+        routed, shared = torch.randn(tokens, 4), torch.randn(tokens, 6)
+        assert torch.equal(compiled(routed, shared), by_length(routed.clone(), shared.clone()) * 3)
+
+
+def test_a_layer_is_ended_by_what_was_registered_last():
+    custom_op.register("layer.1", lambda routed, shared: shared)
+    custom_op.register("layer.1", lambda routed, shared: shared + 1)
+    assert torch.equal(custom_op.end_layer("layer.1", torch.zeros(2, 1), torch.zeros(2, 3)), torch.ones(2, 3))
+
+
+def test_only_tails_without_a_decision_are_traced():
+    assert {name for name, tail in TAILS.items() if tail.traceable} == {"replicated", "column_parallel"}
+
+
+def test_a_tail_that_this_machine_cannot_run_is_refused_when_the_model_is_built():
+    moe = {
+        "num_logical_experts": 8,
+        "experts_per_token": 2,
+        "intermediate_size_per_partition": 64,
+        "tp_size": 2,
+    }
+    moe |= {"skip_final_all_reduce": False, "is_sequence_parallel": False}
+    layer = SimpleNamespace(
+        moe_config=SimpleNamespace(**moe), routed_scaling_factor=1.0, shared_experts=object()
+    )
+    weight = SimpleNamespace(hidden_size=128, latent_size=64, dtype=torch.float32)
+    chosen = {tail: TailChoice.of_layer(tail, layer, weight, SimpleNamespace(size=2)) for tail in TAILS}
+    assert "does not take float32" in chosen.pop("fused").reason
+    assert {tail: choice.reason for tail, choice in chosen.items()} == dict.fromkeys(chosen)
+
+
+@pytest.mark.vllm
+def test_vllm_keeps_the_compiled_models_of_two_tails_apart(monkeypatch):
+    pytest.importorskip("vllm")
+    from vllm import envs
+
+    from latent_moe.vllm_plugin.register import TAIL_VARIABLE, register
+
+    register()
+    factors = []
+    for tail in ("replicated", "column_parallel"):
+        monkeypatch.setenv(TAIL_VARIABLE, tail)
+        factors.append(envs.compile_factors())
+    assert factors[0] != factors[1]
