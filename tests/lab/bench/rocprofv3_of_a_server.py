@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "microbench"), str(Path(__file__).parents[3])]
-import rocprofv3_stand_in
+import rocprofv3_stand_in  # noqa: E402
 
 
 def keep_environment(folder: Path) -> None:
