@@ -11,7 +11,7 @@ from pathlib import Path
 
 from latent_moe.errors import InputError
 from latent_moe.lab.bench.recipe import Arm, Recipe
-from latent_moe.lab.bench.secrets import HIDDEN, expand, hide, is_secret_name, references, secret_values
+from latent_moe.lab.secrets import HIDDEN, expand, hide, is_secret_name, references, secret_values
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 CLIENT_MODULE = "latent_moe.lab.bench.vllm_client"

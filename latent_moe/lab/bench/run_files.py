@@ -12,7 +12,7 @@ from latent_moe.lab.bench import schedule
 from latent_moe.lab.bench.model_dir import model_config
 from latent_moe.lab.bench.options import number_after, tail_of
 from latent_moe.lab.bench.recipe import Recipe
-from latent_moe.lab.bench.secrets import hide, secret_values
+from latent_moe.lab.secrets import hide, secret_values
 from latent_moe.platform import describe
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.bench import supervisor
-from latent_moe.lab.bench.secrets import hide
+from latent_moe.lab.secrets import hide
 
 _POLL_S = 0.25
 _HTTP_S = 5.0

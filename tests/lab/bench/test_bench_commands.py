@@ -12,7 +12,7 @@ from latent_moe.errors import InputError
 from latent_moe.lab.bench import run_files, schedule
 from latent_moe.lab.bench.dry_run import commands, text
 from latent_moe.lab.bench.recipe import load_recipe, recipe_names
-from latent_moe.lab.bench.secrets import hide, secret_values
+from latent_moe.lab.secrets import hide, secret_values
 
 SERVER = (
     "VLLM_ROCM_USE_AITER=1 vllm serve moonshotai/Kimi-K3 --tensor-parallel-size 8 --trust-remote-code --kv-cache-dtype fp8 "

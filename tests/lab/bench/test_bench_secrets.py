@@ -6,7 +6,7 @@ import pytest
 from bench_driver import bench, result_files, write_recipe
 
 from latent_moe.cli import main
-from latent_moe.lab.bench.secrets import hide, secret_values
+from latent_moe.lab.secrets import hide, secret_values
 
 SECRETS = {
     "a variable of an arm": "hf_secret0123456789",

@@ -7,10 +7,10 @@ import sqlite3
 import pytest
 
 from latent_moe.errors import InputError
+from latent_moe.lab.secrets import Secrets
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.read import read
 from latent_moe.lab.traces.scrub import scrub
-from latent_moe.lab.traces.scrub.identities import Secrets
 
 TOKEN, HOST, USER = "hf_AbCdEfGh12345678", "gpu-node-0417", "wilhelmine"
 SECRETS = [TOKEN, HOST, USER, "train_secret_model.py", "/home/wilhelmine"]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
+from latent_moe.lab.secrets import Secrets
 from latent_moe.lab.traces.readers.source import SQLITE, content, head, is_packed
 from latent_moe.lab.traces.scrub import json_text, rocpd_copy
-from latent_moe.lab.traces.scrub.identities import Secrets
 
 
 @dataclass

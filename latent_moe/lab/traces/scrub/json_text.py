@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.scrub.identities import Secrets
+from latent_moe.lab.secrets import Secrets
 
 # PyTorch profiler, beside the events. Everything else (traceName, host_name, env, pip lists, ...) goes.
 _KINETO_KEEP = {

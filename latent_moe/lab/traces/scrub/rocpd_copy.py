@@ -11,15 +11,15 @@ from contextlib import closing
 from pathlib import Path
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.scrub.identities import REPLACEMENT, Secrets
+from latent_moe.lab.secrets import SCRUBBED, Secrets
 
 _UUID = re.compile(r"_[0-9a-f]{8}(?:_[0-9a-f]{4}){3}_[0-9a-f]{12}$")
 # Per table: columns and what they become, an SQL expression.
 _EMPTIED = {
     "rocpd_info_process": {"command": "''", "environment": "'{}'", "extdata": "'{}'"},
     "rocpd_info_node": {
-        **{"hostname": f"'{REPLACEMENT}'", "domain_name": "''", "hash": "id", "extdata": "'{}'"},
-        **{"machine_id": f"'{REPLACEMENT}-' || id", "version": "''"},
+        **{"hostname": f"'{SCRUBBED}'", "domain_name": "''", "hash": "id", "extdata": "'{}'"},
+        **{"machine_id": f"'{SCRUBBED}-' || id", "version": "''"},
     },
     "rocpd_info_code_object": {"uri": "''", "extdata": "'{}'"},
     "rocpd_event": {"call_stack": "'{}'", "line_info": "'{}'"},
