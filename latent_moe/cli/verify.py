@@ -20,13 +20,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Exit 0 when every check passes, 1 when one fails."""
     from latent_moe.config import preset
+    from latent_moe.lab.cost.auto_tail import choose
     from latent_moe.verify import verify
 
     preset(args.preset).check_tp(args.tp)
 
     dtypes = (args.dtype,) if args.dtype else ("float32", "bfloat16")
     progress(f"verify: {args.preset}, tp {args.tp}, {args.tokens} tokens, {' and '.join(dtypes)}")
-    answer = verify(args.preset, args.tp, args.tokens, dtypes, args.seed, args.oracle)
+    answer = verify(args.preset, args.tp, args.tokens, dtypes, args.seed, args.oracle, choose=choose)
     progress(f"verify: seed {answer['seed']}, {answer['seconds']} s")
     emit(args, answer, _text(answer))
     return 0 if answer["ok"] else 1

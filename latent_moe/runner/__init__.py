@@ -5,6 +5,6 @@
 
 from latent_moe.runner.base import Decision, MoERunner, make_runner
 from latent_moe.runner.eligibility import Refusal, refusal
-from latent_moe.runner.rocm import ROCmLatentMoERunner
+from latent_moe.runner.rocm import Choose, ROCmLatentMoERunner
 
-__all__ = ["Decision", "MoERunner", "ROCmLatentMoERunner", "Refusal", "make_runner", "refusal"]
+__all__ = ["Choose", "Decision", "MoERunner", "ROCmLatentMoERunner", "Refusal", "make_runner", "refusal"]

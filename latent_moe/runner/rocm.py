@@ -4,30 +4,32 @@ T tokens, H hidden, L latent, tp ranks.
 """
 
 import inspect
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError
-from latent_moe.platform import describe
+from latent_moe.parallel import TensorParallel
 from latent_moe.runner.base import Decision, MoERunner
 from latent_moe.runner.eligibility import folds_gain, refusal
 from latent_moe.tail_variants.aiter import check_kernels
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.tails import ACCUMULATE
 
-_platform = cache(describe)
+# (tokens, config, tp) -> (the name of a tail that can run there, why in one line).
+Choose = Callable[[int, LatentMoEConfig, TensorParallel], tuple[str, str]]
 
 
 class ROCmLatentMoERunner(MoERunner):
     """Ends the layer with `tail` (a name in TAILS, or "auto"); with the replicated tail where that cannot run.
 
     `accumulate` says how `column_parallel` adds into the shared slice: the GEMM's "epilogue", or "add"; `kernels`
-    whose norm and GEMM it runs: "torch", or "aiter" on ROCm, which implies the add.
+    whose norm and GEMM it runs: "torch", or "aiter" on ROCm, which implies the add. `choose` names the tail of a
+    step for "auto" (`latent_moe.lab.cost.auto_tail.choose`); the runner knows neither recordings nor a cost model.
     `last` holds the latest decision with its reason. Raises InputError for an unknown tail, accumulate
-    or kernels, and for kernels that cannot run here.
+    or kernels, for "auto" without `choose`, and for kernels that cannot run here.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class ROCmLatentMoERunner(MoERunner):
         tail: str = "column_parallel",
         accumulate: str = "epilogue",
         kernels: str = "torch",
+        choose: Choose | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        _check(tail)
+        self.choose = choose
+        self._check(tail)
         check_kernels(kernels)
         if accumulate not in ACCUMULATE:
             raise InputError(f"accumulate {accumulate!r} is none of {', '.join(ACCUMULATE)}")
@@ -65,12 +69,10 @@ class ROCmLatentMoERunner(MoERunner):
     def decide(self, tokens: int, tail: str | None = None, dtype: torch.dtype | None = None) -> Decision:
         """Which tail ends a step of `tokens` tokens; `tail` overrides the runner's own choice."""
         asked = tail or self.tail
-        _check(asked)
+        choose = self._check(asked)
         name, note = asked, None
-        if asked == "auto":
-            from latent_moe.lab.cost.auto_tail import pick
-
-            name, note = pick(tokens, self.config, self.tp, _platform())
+        if choose is not None:
+            name, note = choose(tokens, self.config, self.tp)
             # Recordings are of bf16: a tail that does not take this dtype gives way to the change's own.
             name = name if TAILS[name].takes(dtype) else "column_parallel"
         refused = refusal(
@@ -95,6 +97,13 @@ class ROCmLatentMoERunner(MoERunner):
         return chosen.function(
             routed, shared, weight, transform.norm, self.tp, **self._options(chosen.function)
         )
+
+    def _check(self, tail: str) -> Choose | None:
+        """What chooses for "auto", None for a tail by name."""
+        _check(tail)
+        if tail == "auto" and self.choose is None:
+            raise InputError("tail 'auto' needs `choose`, a function that names the tail of a step")
+        return self.choose if tail == "auto" else None
 
     def _options(self, function) -> dict[str, Any]:
         takes = inspect.signature(function).parameters

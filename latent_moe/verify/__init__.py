@@ -15,6 +15,7 @@ from latent_moe.errors import InputError
 from latent_moe.layer import SeededWeights
 from latent_moe.parallel import launch
 from latent_moe.platform import describe
+from latent_moe.runner import Choose
 from latent_moe.verify.checks import check_rank
 from latent_moe.verify.reference import inputs, reference, relative_error
 
@@ -43,19 +44,21 @@ def verify(
     seed: int | None = None,
     oracle: str | None = None,
     timeout_s: float = 600,
+    choose: Choose | None = None,
 ) -> dict[str, Any]:
     """Check every tail; one launch of `tp` ranks (and one of two ranks for the oracle, when asked for).
 
     Returns the verb's JSON: a tail's `max_rel_err` is the worst over dtypes and ranks. A tail that cannot run has
     `eligible` False and the reason; its error is then that of the replicated tail which ran instead (`ran`).
-    `seed` None draws a fresh one, reported so that a run can be repeated. Raises InputError for an unknown preset,
+    `choose` names the tail of a step for `auto`, which is checked with it only. `seed` None draws a fresh one, reported so that a run can be repeated. Raises InputError for an unknown preset,
     dtype or oracle, a tp that does not divide, or a number of tokens that is not between 1 and 16384.
     """
     config = checked_config(preset_name)
     _check_arguments(config, tp, tokens, dtypes, oracle)
     seed = secrets.randbits(31) if seed is None else seed
     started = time.monotonic()
-    ranks = launch(check_rank, tp, config, seed, _cases(config, seed, tokens, dtypes), timeout_s=timeout_s)
+    cases = _cases(config, seed, tokens, dtypes)
+    ranks = launch(check_rank, tp, config, seed, cases, choose, timeout_s=timeout_s)
     answer = _summary(config, ranks, dtypes)
     answer |= {"tp": tp, "preset": preset_name, "tokens": tokens, "seed": seed, "dtypes": list(dtypes)}
     answer |= {"device": describe().device_name, "seconds": round(time.monotonic() - started, 1)}

@@ -11,7 +11,7 @@ import torch
 from latent_moe.config import LatentMoEConfig
 from latent_moe.layer import LatentMoE, SeededWeights
 from latent_moe.parallel import TensorParallel
-from latent_moe.runner import ROCmLatentMoERunner
+from latent_moe.runner import Choose, ROCmLatentMoERunner
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify.reference import relative_error
 
@@ -33,20 +33,22 @@ class Spy(TensorParallel):
         return super().all_reduce(x, async_op)
 
 
-def check_rank(tp: TensorParallel, config: LatentMoEConfig, seed: int, cases) -> dict[str, Any]:
+def check_rank(
+    tp: TensorParallel, config: LatentMoEConfig, seed: int, cases, choose: Choose | None = None
+) -> dict[str, Any]:
     """One rank's part: `cases` maps a dtype's name to (x [T, H] fp32, reference [T, H] float64)."""
-    return {name: _check_dtype(tp, config, seed, name, *case) for name, case in cases.items()}
+    return {name: _check_dtype(tp, config, seed, choose, name, *case) for name, case in cases.items()}
 
 
-def _check_dtype(tp, config, seed, dtype_name: str, x, ref) -> dict[str, Any]:
+def _check_dtype(tp, config, seed, choose: Choose | None, dtype_name: str, x, ref) -> dict[str, Any]:
     dtype = getattr(torch, dtype_name)
     spy = Spy.on(tp)
     weights = SeededWeights(config, seed, dtype)
-    layer = LatentMoE(
-        config, spy, weights, runner_cls=ROCmLatentMoERunner, runner_args={"tail": "replicated"}
-    )
+    arguments = {"tail": "replicated", "choose": choose}
+    layer = LatentMoE(config, spy, weights, runner_cls=ROCmLatentMoERunner, runner_args=arguments)
     routed, shared = layer.partials(x.to(tp.device, dtype))
-    tails = {name: _check_tail(layer.runner, name, routed, shared, ref) for name in (*TAILS, "auto")}
+    names = [*TAILS] if choose is None else [*TAILS, "auto"]
+    tails = {name: _check_tail(layer.runner, name, routed, shared, ref) for name in names}
     return {"tails": tails, "own_columns": _own_columns(layer.runner, routed, shared)}
 
 

@@ -5,29 +5,38 @@ T tokens, H hidden, L latent, tp ranks.
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError
-from latent_moe.lab.cost.auto_tail import pick
-from latent_moe.lab.cost.tail import AUTO
-from latent_moe.platform import Platform, describe
+from latent_moe.runner import Choose
 from latent_moe.runner.eligibility import folds_gain, refusal
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.vllm_plugin.up_projection import UpProjectionWeight
 
 logger = logging.getLogger("vllm.latent_moe")
-DEFAULT = "column_parallel"
+DEFAULT, AUTO = "column_parallel", "auto"
 _said: set[str] = set()
+_choosers: list[Choose] = []
+
+
+def hand_over(choose: Choose) -> None:
+    """Let `choose` name the tail of each step where LATENT_MOE_TAIL=auto; the latest one counts."""
+    _choosers[:] = [choose]
 
 
 def asked_tail() -> str:
-    """LATENT_MOE_TAIL, or column_parallel. Raises InputError naming the tails there are."""
+    """LATENT_MOE_TAIL, or column_parallel.
+
+    Raises InputError naming the tails there are, and for `auto` where nothing was handed over that chooses.
+    """
     name = os.environ.get("LATENT_MOE_TAIL") or DEFAULT
     if name != AUTO and name not in TAILS:
         raise InputError(f"LATENT_MOE_TAIL={name} is none of {', '.join([*TAILS, AUTO])}")
+    if name == AUTO and not _choosers:
+        raise InputError("LATENT_MOE_TAIL=auto: vLLM loaded this plugin without what chooses a tail")
     return name
 
 
@@ -39,7 +48,6 @@ class TailChoice:
     config: LatentMoEConfig | None
     tp_size: int
     reason: str | None = None
-    platform: Platform = field(default_factory=describe)
 
     @classmethod
     def of_layer(cls, asked: str, runner, weight: UpProjectionWeight | None, ranks) -> "TailChoice":
@@ -99,7 +107,8 @@ class TailChoice:
         """routed [T, L], shared [T, H], partial sums -> [T, H] on every rank."""
         name = self.asked
         if name == AUTO:
-            name, _ = pick(routed.shape[0], self.config, ranks, self.platform)
+            assert self.config is not None, "a usable layer has a config"
+            name, _ = _choosers[0](routed.shape[0], self.config, ranks)
         tail = TAILS[name]
         rows = weight.all if tail.rows == "all" else weight.own
         if not torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes: it makes LatentMoEForCausalLM known.
+"""What vLLM's entry point calls in each of its processes: it makes LatentMoEForCausalLM known.
 
 LATENT_MOE_TAIL (replicated, column_parallel, auto, ...) picks the tail of every latent MoE layer of that model. On
 ROCm, and only when the variable is set, vLLM's own Kimi-K3 gets this package's runner too.
@@ -7,6 +7,10 @@ ROCm, and only when the variable is set, vLLM's own Kimi-K3 gets this package's 
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from latent_moe.runner import Choose
 
 ARCHITECTURE = "LatentMoEForCausalLM"
 MODEL_TYPE = "latent_moe"
@@ -16,8 +20,11 @@ TAIL_VARIABLE = "LATENT_MOE_TAIL"
 logger = logging.getLogger("vllm.latent_moe")
 
 
-def register() -> None:
-    """Register model, config and weight loader with vLLM; may be called more than once in a process."""
+def register(choose: "Choose | None" = None) -> None:
+    """Register model, config and weight loader with vLLM; may be called more than once in a process.
+
+    `choose` names the tail of each step for LATENT_MOE_TAIL=auto, which is refused without it.
+    """
     from transformers import AutoConfig
     from vllm.model_executor.models import ModelRegistry
 
@@ -29,6 +36,10 @@ def register() -> None:
     if not _loader_is_registered():
         import latent_moe.vllm_plugin.seeded  # noqa: F401 - registers itself
     _name_tail_in_compiled_models()
+    if choose is not None:
+        from latent_moe.vllm_plugin.choice import hand_over
+
+        hand_over(choose)
     if os.environ.get(TAIL_VARIABLE):
         _give_kimi_k3_our_runner()
 

@@ -41,6 +41,14 @@ def test_the_core_needs_torch_only():
     assert _loaded(f"import {modules}; from latent_moe import *") == "[] True"
 
 
+def test_the_core_knows_nothing_of_the_lab():
+    code = "import latent_moe.runner, latent_moe.layer, sys; print([m for m in sys.modules if 'latent_moe' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = ast.literal_eval(done.stdout)
+    assert "latent_moe.runner" in loaded
+    assert not [name for name in loaded if {"lab", "cost", "profiles"} & set(name.split("."))]
+
+
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_imports_torch_and_the_standard_library_at_its_top(name):
     path = PACKAGE / name

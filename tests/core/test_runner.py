@@ -7,6 +7,7 @@ from core_ranks import SEED, x_for
 
 from latent_moe.config import TINY
 from latent_moe.errors import InputError
+from latent_moe.lab.cost.auto_tail import choose
 from latent_moe.layer import LatentMoE, SeededWeights
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import MoERunner, ROCmLatentMoERunner, refusal
@@ -103,9 +104,8 @@ def test_seam_default_is_the_baseline_and_subclasses_pass():
 
     single, weights = TensorParallel.single(), SeededWeights(TINY, SEED)
     assert type(LatentMoE(TINY, single, weights).runner) is MoERunner
-    layer = LatentMoE(
-        TINY, single, weights, runner_cls=Counting, runner_args={"tail": "auto", "accumulate": "add"}
-    )
+    arguments = {"tail": "auto", "accumulate": "add", "choose": choose}
+    layer = LatentMoE(TINY, single, weights, runner_cls=Counting, runner_args=arguments)
     assert torch.equal(layer(x_for()), LatentMoE(TINY, single, weights)(x_for()))
     assert (Counting.calls, layer.runner.tail, layer.runner.accumulate) == (1, "auto", "add")
 
@@ -130,7 +130,11 @@ def test_every_tail_by_name_and_a_gathered_whole():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"tail": "magic"}, "unknown tail 'magic'"), ({"accumulate": "x"}, "accumulate 'x' is none of")],
+    [
+        ({"tail": "magic"}, "unknown tail 'magic'"),
+        ({"tail": "auto"}, "tail 'auto' needs `choose`"),
+        ({"accumulate": "x"}, "accumulate 'x' is none of"),
+    ],
 )
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):

@@ -5,8 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from latent_moe.config import TINY
+from latent_moe.errors import InputError
+from latent_moe.lab.cost.auto_tail import choose, register_with_vllm
+from latent_moe.parallel import TensorParallel
 from latent_moe.tail_variants.registry import TAILS
-from latent_moe.vllm_plugin import custom_op
+from latent_moe.vllm_plugin import choice, custom_op
 from latent_moe.vllm_plugin.choice import TailChoice
 
 
@@ -53,6 +57,29 @@ def test_a_tail_that_this_machine_cannot_run_is_refused_when_the_model_is_built(
     chosen = {tail: TailChoice.of_layer(tail, layer, weight, SimpleNamespace(size=2)) for tail in TAILS}
     assert "does not take float32" in chosen.pop("fused").reason
     assert {tail: choice.reason for tail, choice in chosen.items()} == dict.fromkeys(chosen)
+
+
+def test_auto_is_refused_until_something_that_chooses_is_handed_over(monkeypatch):
+    monkeypatch.setattr(choice, "_choosers", [])
+    monkeypatch.setenv("LATENT_MOE_TAIL", "auto")
+    with pytest.raises(InputError, match="without what chooses"):
+        choice.asked_tail()
+    choice.hand_over(lambda tokens, config, tp: ("overlap" if tokens < 8 else "column_parallel", "by length"))
+    assert choice.asked_tail() == "auto"
+    single, weight = TensorParallel.single(), SimpleNamespace(all=torch.ones(6, 4), own=torch.ones(6, 4))
+    weight.hidden_size = 6
+    chosen = choice.TailChoice("auto", TINY, 1)
+    for tokens in (1, 9):
+        out = chosen.run(torch.ones(tokens, 4), torch.ones(tokens, 6), weight, None, single)
+        assert torch.equal(out, torch.full((tokens, 6), 5.0))
+
+
+@pytest.mark.vllm
+def test_the_entry_point_of_vllm_hands_the_automatic_choice_over(monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(choice, "_choosers", [])
+    register_with_vllm()
+    assert choice._choosers == [choose]
 
 
 @pytest.mark.vllm

@@ -4,7 +4,7 @@ T tokens, tp ranks.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -15,11 +15,26 @@ from latent_moe.lab import recordings as profiles
 from latent_moe.lab.cost import hardware, tail_timings
 from latent_moe.lab.cost.tail import best_tail, measured_best
 from latent_moe.parallel import TORCH, TensorParallel
-from latent_moe.platform import Platform
+from latent_moe.platform import Platform, describe
 from latent_moe.runner.eligibility import refusal
 from latent_moe.tail_variants.registry import TAILS
 
 FALLBACK = "column_parallel"
+
+
+_this_machine = cache(describe)
+
+
+def choose(tokens: int, config: LatentMoEConfig, tp: TensorParallel) -> tuple[str, str]:
+    """`pick` on this machine: what a runner takes as `choose`."""
+    return pick(tokens, config, tp, _this_machine())
+
+
+def register_with_vllm() -> None:
+    """vLLM's entry point: this package's model and runner, with `choose` for LATENT_MOE_TAIL=auto."""
+    from latent_moe.vllm_plugin.register import register
+
+    register(choose)
 
 
 def pick(
