@@ -3,6 +3,7 @@
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +19,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="where results go (default: runs/bench/<time>_<recipe>)")
     parser.add_argument("--resume", action="store_true", help="complete an interrupted --out")
     parser.add_argument(
-        "--pairs", type=int, metavar="N", help="pairs of boots instead of the recipe's number"
+        "--pairs", type=int, metavar="N", help="pairs of server sessions instead of the recipe's number"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print every command and start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan, every command in its order, and start nothing"
+    )
     parser.add_argument(
         "--profile",
         nargs="?",
@@ -32,29 +35,34 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Dispatch on --dry-run and --profile; 0 when everything was measured."""
-    from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
-    from latent_moe.lab.bench.recipe import load_recipe, with_pairs
+    from latent_moe.lab.bench.recipe import load_recipe
 
     if args.profile is not None and (args.resume or args.pairs is not None or args.dry_run):
         raise InputError("--profile is one short run: it takes no --resume, --pairs or --dry-run")
-    recipe = with_pairs(load_recipe(args.recipe), args.pairs)
+    recipe = load_recipe(args.recipe).with_pairs(args.pairs)
     if args.dry_run:
-        from latent_moe.lab.bench.dry_run import commands, text
-
-        listed = commands(recipe)
-        emit(args, {"recipe": recipe.name, "commands": listed}, text(recipe, listed))
-        return 0
+        return _show(args, recipe)
     with _terminate_as_interrupt(), _last_lines_of_the_log():
         return _profile(args, recipe) if args.profile is not None else _measure(args, recipe)
+
+
+def _show(args: Namespace, recipe) -> int:
+    from latent_moe.cli.output import emit
+    from latent_moe.lab.bench.bench import default_folder
+    from latent_moe.lab.bench.plan import resolve
+
+    plan = resolve(recipe, args.out or default_folder(recipe.name))
+    plan = plan.remaining() if args.resume else plan
+    emit(args, plan.as_json(), plan.text())
+    return 0
 
 
 def _measure(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.lab.bench import bench
-    from latent_moe.lab.bench.progress import shown
 
-    with shown() as notify:
+    with _shown() as notify:
         out = bench.run(recipe, args.out, resume=args.resume, pairs=args.pairs, notify=notify)
     files = sorted(str(path.relative_to(out)) for path in Path(out).glob("runs/*.json"))
     emit(args, {"recipe": recipe.name, "runs": files, "out": str(out)}, f"{out}: {len(files)} runs")
@@ -64,16 +72,39 @@ def _measure(args: Namespace, recipe) -> int:
 def _profile(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.lab.bench import trace_run
-    from latent_moe.lab.bench.progress import shown
 
     arm = args.profile or recipe.role_of("candidate")
-    with shown() as notify:
+    with _shown() as notify:
         folder = trace_run.trace(recipe, arm, args.out, notify)
     files = [str(path) for path in trace_run.trace_files(folder)]
     answer = {"recipe": recipe.name, "arm": arm, "profiler": trace_run.profiler(), "runs": []}
     text = f"{folder}: {len(files)} trace files; `latent-moe kernels {folder}` reads them, `compare` those of two arms"
     emit(args, {**answer, "out": str(folder.parent.parent), "traces": files}, text)
     return 0
+
+
+@contextmanager
+def _shown() -> Iterator[Callable]:
+    """A notify function for this standard error: a bar on a terminal, lines in a file or a notebook."""
+    from latent_moe.lab.bench.session import Progress, lines, minutes
+
+    if not sys.stderr.isatty():
+        yield lines
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    counted, what = "{task.completed:.0f}/{task.total:.0f}", "{task.description}"
+    columns = (TextColumn(counted), BarColumn(30), TextColumn(what))
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def notify(step: Progress) -> None:
+            text = f"{minutes(step.left_s)} left · {step.message}"
+            bar.update(task, completed=step.done, total=step.total, description=text)
+
+        yield notify
 
 
 @contextmanager

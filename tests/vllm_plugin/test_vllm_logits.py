@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from latent_moe.config import LatentMoEConfig
 from latent_moe.lab.bench.model_dir import write_tokenizer
-from latent_moe.lab.bench.server import Guarded, Server, free_port
+from latent_moe.lab.bench.server import Server, SupervisedProcess, free_ports
 from latent_moe.lab.bench.session import gemm_line
 from latent_moe.layer import LatentMoELM, load, save_random_model
 from latent_moe.parallel import launch
@@ -102,7 +102,7 @@ def cache(tmp_path_factory):
 @contextmanager
 def served(folder, tp: int, log, tail: str = "column_parallel", more=("--enforce-eager",), **added: str):
     """A real vLLM server of the checkpoint; gives its URL."""
-    port = free_port()
+    port = free_ports(1)[0]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     command += ["--dtype", "float32", "--tensor-parallel-size", str(tp), "--port", str(port)]
     command += ["--max-model-len", "256", "--max-num-seqs", "2", "--max-logprobs", str(V)]
@@ -111,7 +111,7 @@ def served(folder, tp: int, log, tail: str = "column_parallel", more=("--enforce
     if "--enforce-eager" in more:
         env["TORCHDYNAMO_DISABLE"] = "1"  # a C++ compiler stumbles over a space in the checkout's path
     env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i) for i in range(tp))}
-    with Server(f"tp{tp}", Guarded(command, env | added, log), port) as server:
+    with Server(f"tp{tp}", SupervisedProcess(command, env | added, log), port) as server:
         server.wait_healthy(280)
         yield server.url
 

@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
+from latent_moe.files import write_json
 
 # The longest of these is longer than any word and its space: vLLM refuses prompts of more characters than
 # max-model-len times the longest token.
@@ -81,10 +82,10 @@ MODELS: dict[str, dict[str, Any]] = {
 def model_config(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """config.json of the model called `name`, with some fields changed. Raises InputError for what is not known."""
     if name not in MODELS:
-        raise InputError(f"unknown model {name!r} (there are: {', '.join(MODELS)})")
-    unknown = sorted(set(changes or {}) - {*MODELS[name], "latent_moe_use_norm", "head_dim", "hidden_act"})
-    if unknown:
-        raise InputError(f"model {name}: no field {unknown[0]!r} to change")
+        raise unknown("model", name, MODELS)
+    fields = sorted(set(changes or {}) - {*MODELS[name], "latent_moe_use_norm", "head_dim", "hidden_act"})
+    if fields:
+        raise InputError(f"model {name}: no field {fields[0]!r} to change")
     for field, value in (changes or {}).items():
         if isinstance(MODELS[name].get(field), int) and not (type(value) is int and value > 0):
             raise InputError(f"model {name}: {field} must be a whole number above 0, not {value!r}")
@@ -110,8 +111,7 @@ def _common() -> dict[str, Any]:
 def write_model(folder: str | Path, config: dict[str, Any]) -> Path:
     """Write config.json and the tokenizer into `folder`; returns it."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", config, indent=2)
     write_tokenizer(folder, config["vocab_size"])
     return folder
 
@@ -135,7 +135,7 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
         "unk_token": "<unknown>",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", settings, indent=2)
 
 
 def fingerprint(config: dict[str, Any]) -> str:

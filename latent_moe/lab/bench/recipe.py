@@ -1,23 +1,29 @@
 """Recipes: what `bench` runs, as TOML. Two arms or more, one client, how often; each checked when read."""
 
+import hashlib
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from latent_moe.errors import InputError
-from latent_moe.lab.bench.recipe_checks import check
+from latent_moe.errors import InputError, unknown
+from latent_moe.lab.bench.model_dir import model_config
+from latent_moe.lab.cost.tail import AUTO, TAIL_NAMES
+from latent_moe.vllm_plugin.register import TAIL_VARIABLE
 
+DEFAULT_PORT = 8000  # vLLM's own
 RECIPES = Path(__file__).parent / "recipes"
 
 # Above a million, counts and lengths are slips: a list of so many would be made.
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=1_000_000)]
 Pairs = Annotated[int, Meta(ge=1, le=10_000)]
-# The client seeds numpy with `plan.seed`, which takes 32 bits.
+# The client seeds numpy with a million times this and more (plan.py), which takes 32 bits.
 Seed = Annotated[int, Meta(ge=0, le=4_000)]
 # At most a year: neither infinity nor NaN is a time to wait.
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
@@ -35,7 +41,7 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`args` and `env` of every arm's server. `port` 0: a free one; else that one, and no --port is passed.
 
     With `standby` the next server's Python imports what it needs while the arm before is measured, and starts nothing
-    until it is its turn: for machines with many cores, where imports are most of a boot.
+    until it is its turn: for machines with many cores, where imports are most of a server's start.
     """
 
     args: list[str] = []
@@ -90,7 +96,7 @@ class AccuracySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Everything `bench` does. `pairs` pairs of boots, the arms' order turned from pair to pair (A B B A ...).
+    """Everything `bench` does. `pairs` pairs of server sessions, the arms' order turned from pair to pair (A B B A ...).
 
     One arm is the baseline; every other one is a candidate, each compared with the baseline by itself. In the file
     `extends` names another recipe, whose tables this one's keys go over; arms replace that recipe's arms.
@@ -117,6 +123,105 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """The name of the (first) arm with this role."""
         return self.with_role(role)[0]
 
+    def tail_of(self, arm: str) -> str | None:
+        """LATENT_MOE_TAIL of the arm."""
+        return {**self.server.env, **self.arms[arm].env}.get(TAIL_VARIABLE)
+
+    def server_words(self, arm: str) -> list[str]:
+        """The server's arguments of the arm, of which vLLM takes the last where an option occurs twice."""
+        return [*self.server.args, *self.arms[arm].args]
+
+    def config(self) -> dict[str, Any] | None:
+        """config.json of the recipe's own model; None for a model that vLLM is to get."""
+        return None if self.model.preset is None else model_config(self.model.preset, self.model.changes)
+
+    def with_pairs(self, pairs: int | None) -> "Recipe":
+        """With another number of pairs; None leaves it. Raises InputError for a number that it cannot have."""
+        if pairs is None:
+            return self
+        try:
+            msgspec.convert(pairs, Pairs)
+        except msgspec.ValidationError as error:
+            raise InputError(f"pairs {pairs}: {error}") from error
+        return msgspec.structs.replace(self, pairs=pairs)
+
+    def fingerprint(self) -> str:
+        """Two recipes that measure the same thing have the same; the number of pairs may grow."""
+        same = msgspec.structs.replace(self, pairs=0)
+        return hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:16]
+
+    def check(self) -> None:
+        """Raise InputError for the first thing that the types cannot say: which parts go together."""
+        roles = [arm.role for arm in self.arms.values()]
+        if roles.count("baseline") != 1 or len(roles) < 2:
+            raise InputError(f"exactly one arm must be the baseline, the others candidates, not {roles}")
+        for name in (self.name, *self.arms):
+            if not name.strip(".") or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name):
+                raise InputError(f"{name!r} cannot be a name (letters, digits, . _ -)")
+        if (self.model.preset is None) == (self.model.name is None):
+            raise InputError("[model] needs either preset or name, not both")
+        self.config()
+        for name in self.arms:
+            self._check_tail(name)
+            self._check_port(name)
+            self._check_lengths(name)
+        if self.server.standby and self.server.launcher != "module":
+            raise InputError('standby needs launcher = "module"')
+        self._check_work()
+        self._check_words("[server]", self.server)
+        for name, arm in self.arms.items():
+            self._check_words(f"[arms.{name}]", arm)
+
+    def _check_tail(self, arm: str) -> None:
+        """An arm of our own model that names no tail would quietly run the default one, under whatever name it has."""
+        tail = self.tail_of(arm)
+        if tail is None and self.model.preset is not None:
+            raise InputError(f"[arms.{arm}] env says no {TAIL_VARIABLE}")
+        if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, AUTO):
+            raise InputError(
+                f"[arms.{arm}] {TAIL_VARIABLE}={tail} is none of {', '.join((*TAIL_NAMES, AUTO))}"
+            )
+
+    def _check_port(self, arm: str) -> None:
+        port = self.server.port
+        if port and self.server.standby:
+            raise InputError(f"standby starts two servers at a time, they cannot share [server] port {port}")
+        listens = number_after(self.server_words(arm), "--port") or DEFAULT_PORT
+        if port not in (0, listens):
+            text = f"[server] port {port} is not passed on: add --port to the arguments"
+            raise InputError(f"{text}, vLLM listens on {listens} in [arms.{arm}]")
+
+    def _check_lengths(self, arm: str) -> None:
+        """A server refuses prompts that are too long one by one, and a run of refusals looks like a fast one."""
+        client = self.client
+        most = number_after(self.server_words(arm), "--max-model-len")
+        if client.concurrencies and most is not None and client.isl + client.osl > most:
+            asked = f"isl {client.isl} and osl {client.osl}"
+            raise InputError(f"{asked} do not fit --max-model-len {most} of [arms.{arm}]")
+
+    def _check_work(self) -> None:
+        asked = self.client.concurrencies
+        if len(set(asked)) != len(asked):
+            raise InputError("a concurrency occurs twice")
+        if not (asked or self.accuracy or self.parity):
+            raise InputError("nothing to do: no concurrencies, no parity, no accuracy")
+
+    def _check_words(self, place: str, spec: ServerSpec | Arm) -> None:
+        for name, value in spec.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise InputError(f"{place} env {name!r} cannot be an environment variable")
+        if any("\0" in word for word in spec.args):
+            raise InputError(f"{place} args hold a NUL character")
+        if getattr(spec, "interpreter", None) == "":
+            raise InputError(f"{place} interpreter is empty")
+
+
+def number_after(words: Sequence[str], option: str) -> int | None:
+    """The number behind an option, as a word of its own or after "="; of several the last, None where there is none."""
+    texts = [after for word, after in pairwise(words) if word == option]
+    texts += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return int(texts[-1]) if texts and texts[-1].isdecimal() else None
+
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
@@ -130,31 +235,21 @@ def find(recipe: str | Path) -> Path:
     with suppress(OSError, ValueError):
         if Path(recipe).is_file():
             return Path(recipe)
-    raise InputError(
-        f"no recipe {str(recipe)!r} (shipped: {', '.join(recipe_names())}; or the path of a .toml file)"
-    )
+    raise unknown("recipe", recipe, [*recipe_names(), "or the path of a .toml file"])
 
 
 def load_recipe(recipe: str | Path) -> Recipe:
     """Read a recipe. Raises InputError naming the file and the field that cannot be used."""
     path = find(recipe)
     try:
-        found = msgspec.convert(_read(path, ()), Recipe)
+        loaded = msgspec.convert(_read(path, ()), Recipe)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: not a recipe ({error})") from error
-    check(found, str(path))
-    return found
-
-
-def with_pairs(recipe: Recipe, pairs: int | None) -> Recipe:
-    """The recipe with another number of pairs; None leaves it. Raises InputError for a number that it cannot have."""
-    if pairs is None:
-        return recipe
     try:
-        msgspec.convert(pairs, Pairs)
-    except msgspec.ValidationError as error:
-        raise InputError(f"pairs {pairs}: {error}") from error
-    return msgspec.structs.replace(recipe, pairs=pairs)
+        loaded.check()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return loaded
 
 
 def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:

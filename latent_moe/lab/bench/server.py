@@ -1,25 +1,36 @@
-"""One vLLM server: started in its own process group behind a guard, waited for, and always ended."""
+"""One vLLM server: started in its own process group behind a supervisor, waited for, and always ended.
 
+`python -m latent_moe.lab.bench.server GO ARGUMENTS` is the server on standby: it imports what the server needs, waits
+for the file GO, then is `python -m vllm.entrypoints.openai.api_server ARGUMENTS`. Imports are most of a start on a fast
+machine. Nothing of the server itself exists before GO: no port, no engine, no device memory.
+"""
+
+import fcntl
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.bench import supervisor
 from latent_moe.lab.secrets import hide
 
+MODULE = "vllm.entrypoints.openai.api_server"
+_PORTS = range(20_000, 32_768)
 _POLL_S = 0.25
 _HTTP_S = 5.0
 _DYING_S = 5.0
 _ENDING_POLL_S = 0.02
+_STANDBY_POLL_S = 0.05
 _ENDINGS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -31,11 +42,52 @@ class ServerError(LatentMoEError):
         self.log_tail = log_tail
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """TCP ports that nobody listens on and that no other bench of this machine takes while the context is open.
+
+    The lowest such ports below those that the kernel gives to clients. Raises LatentMoEError when there are not enough.
+    """
+    with ExitStack() as held:
+        ports: list[int] = []
+        for port in _PORTS:
+            if len(ports) == count:
+                break
+            if (lock := _lock_of(port)) is not None:
+                held.callback(os.close, lock)
+                ports += [port] if _is_free(port) else []
+        if len(ports) < count:
+            raise LatentMoEError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
+        yield ports
+
+
+def free_ports(count: int) -> list[int]:
+    """The ports that a bench which starts now would reserve."""
+    with reserved_ports(count) as ports:
+        return ports
+
+
+def _lock_of(port: int) -> int | None:
+    """The descriptor of the port's lock, held until it is closed; None where another bench holds it."""
+    path = os.path.join(tempfile.gettempdir(), f"latent_moe_port_{port}.lock")
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def check_port(port: int) -> None:
@@ -58,8 +110,8 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class Guarded:
-    """A command behind a guard: its output in `log`, secrets hidden, ended with everything it started.
+class SupervisedProcess:
+    """A command behind a supervisor: its output in `log`, secrets hidden, ended with everything it started.
 
     What does not end within `grace_s` of being asked to is killed.
     """
@@ -130,7 +182,7 @@ class Guarded:
 class Server:
     """A vLLM server that answers on http://127.0.0.1:port while the context is open."""
 
-    def __init__(self, name: str, process: Guarded, port: int):
+    def __init__(self, name: str, process: SupervisedProcess, port: int):
         self.name = name
         self.process = process
         self.port = port
@@ -185,3 +237,16 @@ class Server:
                 return answer.read().decode("utf-8", "replace")
         except (OSError, urllib.error.URLError):
             return None
+
+
+def standby(go: str, arguments: list[str]) -> None:
+    """Import, wait for the file `go`, serve."""
+    __import__(MODULE)
+    while not Path(go).exists():
+        time.sleep(_STANDBY_POLL_S)
+    sys.argv = [MODULE, *arguments]
+    runpy.run_module(MODULE, run_name="__main__")
+
+
+if __name__ == "__main__":
+    standby(sys.argv[1], sys.argv[2:])

@@ -1,22 +1,27 @@
-"""One boot of one arm: server up, client through its concurrencies, answers and accuracy where they are due, server down."""
+"""One server session of a plan: server up, client through its runs, answers and accuracy where they are due, server down."""
 
+import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import mean
 from time import monotonic
+from typing import Any
 
 from latent_moe.errors import LatentMoEError
-from latent_moe.lab.bench import answers, commands, run_files, schedule
-from latent_moe.lab.bench.client import Client, ClientError, Job
-from latent_moe.lab.bench.model_dir import model_config
-from latent_moe.lab.bench.options import DEFAULT_PORT, tail_of
-from latent_moe.lab.bench.progress import Meter
-from latent_moe.lab.bench.recipe import Recipe
-from latent_moe.lab.bench.server import Guarded, Server, ServerError, check_port, free_port
-from latent_moe.lab.bench.supervisor import GRACE_S
+from latent_moe.files import write_json
+from latent_moe.lab.bench import run_files
+from latent_moe.lab.bench.client import Client, ClientError
+from latent_moe.lab.bench.commands import version_in
+from latent_moe.lab.bench.plan import FIRST_GUESS_S, ClientRun, Plan, SessionEntry
+from latent_moe.lab.bench.server import Server, ServerError, SupervisedProcess, check_port
 
 # What ran, else (a compiled model cannot say that) what was built.
 _GEMM = (
@@ -26,88 +31,104 @@ _GEMM = (
 )
 _K3_SHARDED = "up-projecting only this rank's hidden shard"
 _CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+_REQUEST_S = 600.0
 
 
 @dataclass(frozen=True)
-class Tracing:
-    """What a profiler adds to a boot: words before the server's command, variables of it, arguments of the client's
-    measured run (not of its warm-up), and how long the server may take to end (it may be writing its traces)."""
+class Progress:
+    """One message: what happens now, how many of `total` steps are done, and the time left by what was measured."""
 
-    wrapper: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    client: tuple[str, ...] = ()
-    grace_s: float = GRACE_S
+    message: str
+    done: int
+    total: int
+    left_s: float
 
 
-class BootRun:
-    """Everything that happens between one server's start and its end."""
+Notify = Callable[[Progress], None]
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        out: Path,
-        boot: schedule.Boot,
-        python: str | None,
-        device: str,
-        identity: str,
-        meter: Meter,
-        tracing: Tracing | None = None,
-        cwd: Path | None = None,
-    ):
-        self.recipe, self.out, self.boot, self.python, self.meter = recipe, out, boot, python, meter
-        self.arm = recipe.arms[boot.arm]
-        self.model = recipe.model.preset or recipe.model.name or ""
-        self.port = recipe.server.port
-        self.folder = out / "logs" / f"{boot.order:02d}_{boot.arm}_{identity}"
-        self.secrets = run_files.secrets_of(recipe)
-        caching = run_files.prefix_caching([*recipe.server.args, *self.arm.args])
-        self.facts = run_files.BootFacts(boot, identity, None, None, device, caching)
+
+@dataclass
+class Meter:
+    """Counts server starts and runs, and estimates the rest from the ones that were measured."""
+
+    notify: Notify
+    left: dict[str, int]
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {"start": [], "run": []})
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.total = sum(self.left.values())
+
+    def say(self, message: str) -> None:
+        """Something happens; nothing is finished by it."""
+        self.notify(Progress(message, self.done, self.total, self.left_s))
+
+    def finish(self, kind: str, seconds: float, message: str) -> None:
+        """A step of `kind` took `seconds`."""
+        self.seconds[kind].append(seconds)
+        self.left[kind] -= 1
+        self.done += 1
+        self.say(message)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, from the mean of each kind so far."""
+        typical = {kind: mean(took) if took else FIRST_GUESS_S[kind] for kind, took in self.seconds.items()}
+        return sum(self.left[kind] * typical[kind] for kind in self.left)
+
+
+def minutes(seconds: float) -> str:
+    """m:ss"""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def lines(step: Progress) -> None:
+    """A line a step on standard error."""
+    left = minutes(step.left_s)
+    print(f"[{step.done}/{step.total}, {left} left] {step.message}", file=sys.stderr, flush=True)
+
+
+class ServerSession:
+    """Everything that happens between one server's start and its end, as the plan's entry says it."""
+
+    def __init__(self, plan: Plan, entry: SessionEntry, identity: str, meter: Meter):
+        self.plan, self.entry, self.meter = plan, entry, meter
+        self.facts = run_files.ServerFacts(identity)
         self.server: Server | None = None
-        self.cwd = cwd or out
-        self.tracing = tracing or Tracing()
-        self._go = self.folder / "server.go"
 
     def run(self, when_up: Callable[[], None] = lambda: None) -> None:
-        """Boot, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case.
+        """Start, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case.
 
         `when_up` is called once the server answers.
         """
-        began = monotonic()
-        self.meter.say(f"pair {self.boot.pair}: {self.boot.arm} starts")
+        entry, began = self.entry, monotonic()
+        self.meter.say(f"pair {entry.pair}: {entry.arm} starts")
         self.prepare()
         assert self.server is not None
-        self._go.touch()
+        if entry.go:
+            entry.go.touch()
         with self._scrubbed(), self.server as server, self._client() as client:
-            server.wait_healthy(self.recipe.server.startup_timeout_s)
+            server.wait_healthy(entry.startup_timeout_s)
             self._learn(server)
             self._check_tail(server)
-            self.meter.finish("boot", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} is up")
+            self.meter.finish("start", monotonic() - began, f"pair {entry.pair}: {entry.arm} is up")
             when_up()
             client.go()
-            for index, concurrency in enumerate(self._concurrencies):
-                self._measure(server, client, index, concurrency)
-            if self.boot.last:
-                self._answers(server)
-                self._accuracy(server)
+            self._measure(server, client)
+            self._answers(server)
+            self._accuracy(server)
 
     def prepare(self) -> None:
-        """Start the server's process; on standby it only imports, until it is this boot's turn."""
+        """Start the server's process; on standby it only imports, until it is this session's turn."""
         if self.server is not None:
             return
-        # A free port is looked for now: hours may lie between the plan and this boot.
-        self.port = self.recipe.server.port or free_port()
-        if self.recipe.server.port:
-            check_port(self.port)
-        command = commands.server_command(
-            self.recipe, self.boot.arm, self.model, self.port, self.python, commands.environment()
+        entry = self.entry
+        check_port(entry.port)
+        command, log = entry.process.expanded(os.environ), entry.folder / "server.log"
+        process = SupervisedProcess(
+            command.all_words, command.env, log, self.plan.secrets, entry.cwd, entry.grace_s
         )
-        words = command.all_words
-        if self.recipe.server.standby:
-            words = commands.on_standby(words, self._go.resolve())
-        words, env = [*self.tracing.wrapper, *words], {**command.env, **self.tracing.env}
-        log, grace_s = self.folder / "server.log", self.tracing.grace_s
-        process = Guarded(words, env, log, self.secrets, self.cwd, grace_s)
-        self.server = Server(self.boot.arm, process, self.port)
+        self.server = Server(entry.arm, process, entry.port)
 
     @contextmanager
     def _scrubbed(self) -> Iterator[None]:
@@ -115,117 +136,95 @@ class BootRun:
         try:
             yield
         finally:
-            for folder in (self.folder, self.out / "accuracy" / self.boot.arm):
-                run_files.scrub(folder, self.secrets)
+            run_files.scrub(self.entry.folder, self.plan.secrets)
+            if self.entry.accuracy:
+                run_files.scrub(self.entry.accuracy.folder, self.plan.secrets)
 
     def stop(self) -> None:
         """End the server if it was started, however far it came."""
         if self.server is not None:
             self.server.process.stop()
 
-    @property
-    def _concurrencies(self) -> list[int]:
-        return self.recipe.client.concurrencies if self.boot.measures else []
-
     def _client(self) -> Client:
-        spec = self.recipe.client
-        together = self.recipe.server.launcher == "module"
-        return Client(self._jobs(), self.folder, self.cwd, spec.timeout_s, together, self.secrets)
+        return Client(self.entry, self.plan.secrets, os.environ)
 
-    def _jobs(self) -> list[Job]:
-        jobs = []
-        for concurrency in self._concurrencies:
-            seed = schedule.seed(self.recipe, self.boot.pair, concurrency)
-            if (warm := self._warmup_prompts(concurrency)) > 0:
-                # Other prompts than the run's: nothing may be known when it starts.
-                jobs.append(self._job(f"warmup_c{concurrency}", concurrency, seed + 500_000, warm))
-            jobs.append(self._job(f"c{concurrency}", concurrency, seed, None))
-        return jobs
-
-    def _warmup_prompts(self, concurrency: int) -> int:
-        asked = self.recipe.client.warmup_prompts
-        return concurrency if asked is None else asked
-
-    def _job(self, name: str, concurrency: int, seed: int, prompts: int | None) -> Job:
-        command = commands.client_command(
-            self.recipe, self.model, concurrency, self.python, prompts, commands.environment()
-        )
-        port = None if self.recipe.server.port == DEFAULT_PORT else self.port
-        added = commands.saving(self.folder.resolve(), f"{name}.json", seed, port)
-        added += self.tracing.client if prompts is None else ()
-        return Job(name, commands.Command(command.words, command.env, added), self.folder / f"{name}.json")
-
-    def _measure(self, server: Server, client: Client, index: int, concurrency: int) -> None:
-        began, started, hits = monotonic(), datetime.now().astimezone(), cache_hits(server)
-        warm = self._warmup_prompts(concurrency) > 0
-        position = index * (2 if warm else 1)
-        when = f"while {self.boot.arm} was measured at concurrency {concurrency}"
-        if warm:
-            _refuse_failures(_finish(client, position, server, when), self.boot.arm, concurrency, server)
+    def _measure(self, server: Server, client: Client) -> None:
+        """The client's runs; a warm-up belongs to the run behind it."""
+        began, hits = monotonic(), cache_hits(server)
+        for index, run in enumerate(self.entry.runs):
+            when = f"while {self.entry.arm} was measured at concurrency {run.concurrency}"
             started = datetime.now().astimezone()
-        result = _finish(client, position + warm, server, when)
-        self._learn(server)
-        extra = {"cold": not warm, "prefix_cache_hit_tokens": increase(hits, cache_hits(server))}
-        record = run_files.run_record(self.recipe, self.facts, concurrency, result, started, extra)
-        run_files.save(
-            schedule.run_file(self.out, self.boot.arm, self.boot.pair, concurrency), record, self.secrets
-        )
-        said = summary(result)
-        self.meter.finish(
-            "run", monotonic() - began, f"pair {self.boot.pair}: {self.boot.arm} c{concurrency}: {said}"
-        )
+            result = _finish(client, index, server, when)
+            if run.run_file is None:
+                _refuse_failures(result, self.entry.arm, run.concurrency, server)
+                continue
+            self._learn(server)
+            self._save(run, result, started, increase(hits, cache_hits(server)))
+            text = f"pair {self.entry.pair}: {self.entry.arm} c{run.concurrency}: {summary(result)}"
+            self.meter.finish("run", monotonic() - began, text)
+            began, hits = monotonic(), cache_hits(server)
+
+    def _save(self, run: ClientRun, result: dict, started: datetime, hits: int | None) -> None:
+        assert run.run_file is not None
+        learned = {"started": started.isoformat(timespec="seconds"), "prefix_cache_hit_tokens": hits}
+        record = run_files.run_record({**run.record, **self.facts.record(), **learned}, result)
+        run_files.save(run.run_file, record, self.plan.secrets)
 
     def _learn(self, server: Server) -> None:
         """Version and what the log says about the up-projection."""
-        version = commands.version_in(server.get("/version"))
-        self.facts = run_files.replace_facts(self.facts, version, gemm_line(server.process.log))
+        version = version_in(server.get("/version")) or self.facts.vllm_version
+        self.facts = replace(
+            self.facts, vllm_version=version, gemm=gemm_line(server.process.log) or self.facts.gemm
+        )
 
     def _check_tail(self, server: Server) -> None:
         """Arms that differ by LATENT_MOE_TAIL alone are the same arm where nothing in the server reads it."""
-        tail = tail_of(self.recipe, self.boot.arm)
-        said = gemm_line(server.process.log) or ""
-        if tail is None or (said.startswith("tail ") and not _is_refusal(said)):
+        entry, logged = self.entry, gemm_line(server.process.log) or ""
+        refused = " refused, " in logged
+        if entry.tail is None or (logged.startswith("tail ") and not refused):
             return
-        if _is_refusal(said):
-            if run_files.tp_size([*self.recipe.server.args, *self.arm.args]) == 1:
-                return  # one rank has nothing to shard: said in the record, and meant where a recipe asks for it
-            raise ServerError(f"server {self.boot.arm}: {said}", server.process.tail())
+        if refused and entry.may_refuse:
+            return
+        if refused:
+            raise ServerError(f"server {entry.arm}: {logged}", server.process.tail())
         raise ServerError(
-            f"server {self.boot.arm} says nothing about LATENT_MOE_TAIL={tail}: its vLLM does not run this package's "
+            f"server {entry.arm} says nothing about LATENT_MOE_TAIL={entry.tail}: its vLLM does not run this package's "
             "runner (latent_moe must be installed beside it, the model be one it knows, and the log level let INFO pass)",
             server.process.tail(),
         )
 
     def _answers(self, server: Server) -> None:
-        target = self.out / "parity" / f"{self.boot.arm}.json"
-        if self.recipe.parity is None or target.is_file():
+        answers = self.entry.answers
+        if answers is None:
             return
-        self.meter.say(f"{self.boot.arm} answers greedily")
-        preset = self.recipe.model.preset
-        vocabulary = model_config(preset, self.recipe.model.changes)["vocab_size"] if preset else None
-        with _blaming(server, f"while {self.boot.arm} answered greedily"):
-            said = answers.ask(server.url, self.model, self.recipe.parity, vocabulary)
-        record = run_files.answers_record(self.recipe, self.facts, self.model, said)
-        run_files.save(target, record, self.secrets)
+        self.meter.say(f"{self.entry.arm} answers greedily")
+        with _blaming(server, f"while {self.entry.arm} answered greedily"):
+            # One at a time: answers of a batch depend on what else is in it, and that differs between arms by chance.
+            prompts = [
+                {"id": f"p{index}", **complete(server.url, self.entry.model, prompt, answers.max_tokens)}
+                for index, prompt in enumerate(answers.prompts)
+            ]
+        record = {**answers.record, "boot": self.facts.identity, "vllm_version": self.facts.vllm_version}
+        saved = {"latent_moe": record, "max_tokens": answers.max_tokens, "prompts": prompts}
+        run_files.save(answers.file, saved, self.plan.secrets)
 
     def _accuracy(self, server: Server) -> None:
-        marker = schedule.accuracy_marker(self.out, self.boot.arm)
-        if self.recipe.accuracy is None or marker.is_file():
+        accuracy = self.entry.accuracy
+        if accuracy is None:
             return
-        self.meter.say(f"{self.boot.arm}: accuracy")
-        target = self.out / "accuracy" / self.boot.arm
-        command = commands.accuracy_command(self.recipe, server.url, target.resolve(), commands.environment())
-        process = Guarded(command.all_words, {}, self.folder / "accuracy.log", self.secrets, self.out)
+        self.meter.say(f"{self.entry.arm}: accuracy")
+        words, log = accuracy.command.expanded(os.environ).all_words, self.entry.folder / "accuracy.log"
+        process = SupervisedProcess(words, {}, log, self.plan.secrets, self.entry.cwd)
         with _blaming(server, "during the accuracy run"):
             try:
-                code = process.wait(self.recipe.accuracy.timeout_s)
+                code = process.wait(accuracy.timeout_s)
             finally:
                 process.stop()
             if code:
                 raise ClientError(
-                    f"the accuracy run of {self.boot.arm} failed (exit code {code})", process.tail()
+                    f"the accuracy run of {self.entry.arm} failed (exit code {code})", process.tail()
                 )
-        schedule.write_whole(marker, {})
+        write_json(accuracy.marker, {})
 
 
 @contextmanager
@@ -258,32 +257,70 @@ def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -
         )
 
 
-def _is_refusal(said: str) -> bool:
-    return " refused, " in said
-
-
 def summary(result: dict) -> str:
     """One run in a few words."""
     rate = result.get("total_token_throughput")
-    said = f"{rate:.1f} tok/s in all" if isinstance(rate, int | float) else "no throughput"
-    return f"{said}, {result['failed']} requests FAILED" if result.get("failed") else said
+    text = f"{rate:.1f} tok/s in all" if isinstance(rate, int | float) else "no throughput"
+    return f"{text}, {result['failed']} requests FAILED" if result.get("failed") else text
 
 
 def gemm_line(log: Path) -> str | None:
     """What the server's log says about the up-projection's GEMM; None when it says nothing."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for pattern in _GEMM:
-        if found := pattern.search(text):
-            return found[1].strip()
+        if match := pattern.search(text):
+            return match[1].strip()
     return _K3_SHARDED if _K3_SHARDED in text else None
 
 
 def cache_hits(server: Server) -> float | None:
     """Prompt tokens that the server took from its prefix cache since it started, None when it does not say."""
-    found = _CACHE_HITS.findall(server.get("/metrics") or "")
-    return sum(map(float, found)) if found else None
+    counts = _CACHE_HITS.findall(server.get("/metrics") or "")
+    return sum(map(float, counts)) if counts else None
 
 
 def increase(before: float | None, after: float | None) -> int | None:
     """after - before, None unless both are known."""
     return None if before is None or after is None else round(after - before)
+
+
+def complete(url: str, model: str, prompt: str | list[int], max_tokens: int) -> dict[str, Any]:
+    """The server's greedy answer to one prompt, with logprobs. Raises LatentMoEError when the server refuses."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "logprobs": 2,
+        # The prompt's own tokens: the same contexts in every arm, however early the answers part.
+        "prompt_logprobs": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    choice = _post(f"{url}/v1/completions", body)["choices"][0]
+    logprobs = choice.get("logprobs") or {}
+    answer = {"prompt": prompt, "tokens": logprobs.get("tokens"), "logprobs": logprobs.get("token_logprobs")}
+    answer |= {"token_ids": choice.get("token_ids"), "top_logprobs": logprobs.get("top_logprobs")}
+    answer["prompt_logprobs"] = _of_prompt(choice.get("prompt_logprobs"))
+    return {name: value for name, value in answer.items() if value is not None}
+
+
+def _of_prompt(listed: list[dict[str, dict[str, Any]] | None] | None) -> list[float] | None:
+    """The logprob of each prompt token but the first, which follows nothing; None where the server gives none.
+
+    vLLM lists a token's own logprob first, whatever its rank.
+    """
+    if not listed:
+        return None
+    return [next(iter(each.values()))["logprob"] for each in listed if each]
+
+
+def _post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
+            return json.loads(answer.read())
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise LatentMoEError(f"the server did not answer a greedy request ({error})") from error

@@ -1,8 +1,8 @@
 """A process between `bench` and a server: it copies the log without secrets, and ends the server whatever happens.
 
-It runs as its own program (`python guard.py LOG -- COMMAND...`), standard library only. The server is ended when the
-guard is told to (SIGTERM, SIGINT, SIGHUP), when its standard input closes (the parent is gone, however it went), and
-when the server's first process exits. As a subreaper the guard inherits every orphan of the server, so processes that
+It runs as its own program (`python supervisor.py LOG -- COMMAND...`), standard library only. The server is ended when the
+supervisor is told to (SIGTERM, SIGINT, SIGHUP), when its standard input closes (the parent is gone, however it went), and
+when the server's first process exits. As a subreaper the supervisor inherits every orphan of the server, so processes that
 left the server's group are found and ended too. The exit code is the server's own.
 """
 
@@ -16,9 +16,9 @@ import threading
 import time
 from pathlib import Path
 
-SECRETS_VARIABLE = "LATENT_MOE_GUARD_SECRETS"
+SECRETS_VARIABLE = "LATENT_MOE_SUPERVISOR_SECRETS"
 SEPARATOR = "\x1f"
-GRACE_VARIABLE = "LATENT_MOE_GUARD_GRACE_S"
+GRACE_VARIABLE = "LATENT_MOE_SUPERVISOR_GRACE_S"
 GRACE_S = 20.0
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -9,8 +9,7 @@ import pytest
 
 from latent_moe.cli import main
 from latent_moe.errors import InputError
-from latent_moe.lab.bench import run_files, schedule
-from latent_moe.lab.bench.dry_run import commands, text
+from latent_moe.lab.bench.plan import resolve, tp_size
 from latent_moe.lab.bench.recipe import load_recipe, recipe_names
 from latent_moe.lab.secrets import hide, secret_values
 
@@ -37,7 +36,9 @@ def _no_builds(monkeypatch):
 
 
 def of_kind(recipe: str, kind: str) -> Iterator[dict]:
-    return (item for item in commands(load_recipe(recipe)) if item["kind"] == kind)
+    """The commands of one pair."""
+    plan = resolve(load_recipe(recipe).with_pairs(1), "OUT")
+    return (item for item in plan.as_json()["commands"] if item["kind"] == kind)
 
 
 def test_the_pull_requests_server_and_client_word_for_word():
@@ -81,12 +82,15 @@ def test_two_builds_use_each_arms_own_vllm(monkeypatch, tmp_path):
 def test_every_shipped_recipe_reads_and_prints(name):
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert all(item["command"] in text(recipe, commands(recipe)) for item in commands(recipe))
+    plan = resolve(recipe, "OUT")
+    lines = plan.text().splitlines()
+    assert all(item["command"] in lines for item in plan.as_json()["commands"])
 
 
 def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
     recipe = load_recipe("gpu_pair")
-    order = [boot.arm for boot in schedule.boots(recipe)]
+    sessions = resolve(recipe, "OUT").sessions
+    order = [session.arm for session in sessions]
     assert order == [
         "replicated",
         "column_parallel",
@@ -95,8 +99,11 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
         "replicated",
         "column_parallel",
     ]
-    seeds = {schedule.seed(recipe, pair, c) for pair in (1, 2, 3) for c in (8, 32)}
-    assert len(seeds) == 6
+    seeds = {(session.pair, run.concurrency): run.seed for session in sessions for run in session.measured}
+    assert len(set(seeds.values())) == len(seeds) == 6
+    assert all(
+        seeds[session.pair, run.concurrency] == run.seed for session in sessions for run in session.measured
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,9 +162,9 @@ def test_a_recipe_extends_another_by_name_or_file(tmp_path):
     [
         ('"own.toml"', "own.toml: extends 'own.toml'.*extends itself"),
         ('"bad.toml"', "own.toml: extends 'bad.toml'.*not a recipe"),
-        ('"nowhere"', "no recipe"),
+        ('"nowhere"', "unknown recipe"),
         ("3", "extends must be"),
-        ('"."', "no recipe"),
+        ('"."', "unknown recipe"),
     ],
 )
 def test_a_base_that_cannot_be_had(tmp_path, base, said):
@@ -176,7 +183,9 @@ def test_a_number_of_pairs_that_cannot_be_is_refused_in_a_dry_run_too(capsys, pa
 
 def test_a_dry_run_shows_the_pairs_asked_for(capsys):
     assert main(["bench", "cpu_demo", "--dry-run", "--pairs", "1"]) == 0
-    (order,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# boots in order")]
+    (order,) = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("# sessions in order")
+    ]
     assert order.split(":")[1].split() == ["replicated", "column_parallel"]
 
 
@@ -225,4 +234,4 @@ def test_secrets_are_found_by_name_reference_and_option(monkeypatch):
     ],
 )
 def test_ranks_are_read_from_the_servers_arguments(words, ranks):
-    assert run_files.tp_size(words) == ranks
+    assert tp_size(words) == ranks

@@ -8,12 +8,12 @@ import pytest
 from bench_driver import bench, one_line, result_files, write_recipe
 from processes import wait_gone
 
-from latent_moe.lab.bench.server import Guarded
+from latent_moe.lab.bench.server import SupervisedProcess
 
 CONSOLE = """#!/bin/sh
 case "$1" in
   serve) shift 2; exec "{python}" -m vllm.entrypoints.openai.api_server "$@" ;;
-  bench) shift 2; exec "{python}" -m latent_moe.lab.bench.vllm_client "$@" ;;
+  bench) shift 2; exec "{python}" -m latent_moe.lab.bench.client "$@" ;;
 esac
 """
 
@@ -122,7 +122,7 @@ def test_a_program_that_is_not_there_is_known_before_anything_starts(tmp_path):
 
 
 def test_a_program_that_cannot_be_started_is_said_in_the_log(tmp_path):
-    process = Guarded(["/nowhere/vllm", "serve"], {}, tmp_path / "server.log")
+    process = SupervisedProcess(["/nowhere/vllm", "serve"], {}, tmp_path / "server.log")
     assert process.wait(20) == 127
     assert process.tail().endswith("/nowhere/vllm could not be started: No such file or directory")
 

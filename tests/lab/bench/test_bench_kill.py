@@ -10,14 +10,14 @@ import pytest
 from processes import MARK, survivors, wait_gone
 
 from latent_moe.lab.bench import supervisor
-from latent_moe.lab.bench.server import Guarded, Server, ServerError, free_port
+from latent_moe.lab.bench.server import Server, ServerError, SupervisedProcess, free_ports
 
 FAMILY = "import subprocess,sys,time; subprocess.Popen(['sleep','600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
 PARENT = f"""
 import sys, time
 from pathlib import Path
-from latent_moe.lab.bench.server import Guarded
-guarded = Guarded([sys.executable, "-c", {FAMILY!r}], {{}}, Path(sys.argv[1]))
+from latent_moe.lab.bench.server import SupervisedProcess
+supervised = SupervisedProcess([sys.executable, "-c", {FAMILY!r}], {{}}, Path(sys.argv[1]))
 print("started", flush=True)
 time.sleep(600)
 """
@@ -34,7 +34,7 @@ def test_a_server_ends_with_its_parent_however_that_goes(tmp_path, number):
     deadline = time.monotonic() + 30
     while not (log.exists() and log.read_text().endswith("up\n")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(survivors(mark)) >= 4, "parent, guard, server and the process that left its session"
+    assert len(survivors(mark)) >= 4, "parent, supervisor, server and the process that left its session"
     parent.send_signal(number)
     parent.wait(10)
     assert wait_gone(mark) == []
@@ -42,16 +42,16 @@ def test_a_server_ends_with_its_parent_however_that_goes(tmp_path, number):
 
 BLIND = """
 import subprocess, sys, time
-from latent_moe.lab.bench import supervisor as guard
+from latent_moe.lab.bench import supervisor
 stays = "import pathlib, signal, sys, time\\nsignal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(sys.argv[1]).touch(), sys.exit()))"
 stays += "\\nprint('up', flush=True)\\ntime.sleep(600)"
-first = guard.start([sys.executable, "-c", "pass"])
+first = supervisor.start([sys.executable, "-c", "pass"])
 first.wait()
 orphan = subprocess.Popen([sys.executable, "-c", stays, sys.argv[1]], start_new_session=True, stdout=subprocess.PIPE)
 orphan.stdout.readline()
-look, looks = guard.descendants, []
-guard.descendants = lambda pid: look(pid) if looks else looks.append(pid) or []
-guard.end(first, 600)
+look, looks = supervisor.descendants, []
+supervisor.descendants = lambda pid: look(pid) if looks else looks.append(pid) or []
+supervisor.end(first, 600)
 """
 
 
@@ -74,7 +74,9 @@ pathlib.Path(sys.argv[1]).write_text(str(len(heard)))
 
 
 def test_a_server_hears_once_that_it_is_to_end(tmp_path):
-    process = Guarded([sys.executable, "-c", COUNTS, str(tmp_path / "heard")], {}, tmp_path / "server.log")
+    process = SupervisedProcess(
+        [sys.executable, "-c", COUNTS, str(tmp_path / "heard")], {}, tmp_path / "server.log"
+    )
     deadline = time.monotonic() + 30
     while not process.tail().endswith("up") and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -84,16 +86,16 @@ def test_a_server_hears_once_that_it_is_to_end(tmp_path):
 
 def test_a_full_disk_under_the_log_stops_no_server(tmp_path):
     talks = "for _ in range(20_000): print('x' * 99)"
-    guarded = [sys.executable, supervisor.__file__, "/dev/full", "--", sys.executable, "-c", talks]
-    with subprocess.Popen(guarded, stdin=subprocess.PIPE) as process:
+    supervised = [sys.executable, supervisor.__file__, "/dev/full", "--", sys.executable, "-c", talks]
+    with subprocess.Popen(supervised, stdin=subprocess.PIPE) as process:
         assert process.wait(60) == 0
 
 
 def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):
     script = "print('loading'); print('no such device: cuda:7'); raise SystemExit(3)"
-    process = Guarded([sys.executable, "-c", script], {}, tmp_path / "server.log")
+    process = SupervisedProcess([sys.executable, "-c", script], {}, tmp_path / "server.log")
     with (
-        Server("candidate", process, free_port()) as server,
+        Server("candidate", process, free_ports(1)[0]) as server,
         pytest.raises(ServerError, match="exit code 3") as caught,
     ):
         server.wait_healthy(30)
@@ -101,9 +103,11 @@ def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path):
-    process = Guarded([sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "server.log")
+    process = SupervisedProcess(
+        [sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "server.log"
+    )
     with (
-        Server("candidate", process, free_port()) as server,
+        Server("candidate", process, free_ports(1)[0]) as server,
         pytest.raises(ServerError, match="not ready within 1 s"),
     ):
         server.wait_healthy(1)
@@ -112,7 +116,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path):
 
 def test_logs_hide_what_the_server_prints_of_its_secrets(tmp_path):
     script = "import os; print('token', os.environ['HF_TOKEN'])"
-    process = Guarded(
+    process = SupervisedProcess(
         [sys.executable, "-c", script], {"HF_TOKEN": "hf_secret_1"}, tmp_path / "server.log", ["hf_secret_1"]
     )
     process.wait(20)
@@ -122,7 +126,7 @@ def test_logs_hide_what_the_server_prints_of_its_secrets(tmp_path):
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_bench_interrupted_during_a_real_boot_leaves_nothing(tmp_path, number):
+def test_bench_interrupted_during_a_real_start_leaves_nothing(tmp_path, number):
     pytest.importorskip("vllm")
     mark = f"bench-{os.getpid()}-{number}"
     out = tmp_path / "out"

@@ -16,10 +16,9 @@ from processes import wait_gone
 from latent_moe.cli import main
 from latent_moe.errors import LatentMoEError
 from latent_moe.lab.bench import trace_run
-from latent_moe.lab.bench.commands import client_command
 from latent_moe.lab.bench.recipe import load_recipe
-from latent_moe.lab.bench.server import Guarded
-from latent_moe.lab.bench.trace_files import without_secrets
+from latent_moe.lab.bench.server import SupervisedProcess
+from latent_moe.lab.bench.trace_run import without_secrets
 from latent_moe.lab.traces.read import read
 
 HERE = Path(__file__).parent
@@ -70,24 +69,28 @@ def test_both_arms_profiled_compare(tmp_path, rocm, capsys):
     assert "holds traces already" in one_line(done)
 
 
-def test_the_words_around_a_server(rocm):
-    added = trace_run.tracing(Path("/traces"))
-    assert added.wrapper == (
+def test_the_words_around_a_server(rocm, tmp_path):
+    (entry,) = trace_run.profile_plan(load_recipe("cpu_quick"), "replicated", tmp_path).sessions
+    words = (
         *("rocprofv3", "--kernel-trace", "--marker-trace", "--output-format", "rocpd"),
-        *("--output-directory", "/traces", "--output-file", "%pid%", "--"),
+        *("--output-directory", f"{tmp_path}/traces/replicated", "--output-file", "%pid%", "--"),
     )
-    assert added.client == ()
-    assert float(added.env["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"]) == added.grace_s > 60
+    assert tuple(entry.server.words[: len(words)]) == words
+    assert all("--profile" not in run.command.all_words for run in entry.runs)
+    assert float(entry.server.env["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"]) == entry.grace_s > 60
 
 
 def test_vllms_own_profiler_records_the_measured_requests_alone(tmp_path):
-    recipe = load_recipe("cpu_quick")
-    short = trace_run.shortened(recipe, "replicated", tmp_path)
-    setting = json.loads(short.server.args[short.server.args.index("--profiler-config") + 1])
-    assert (setting["profiler"], setting["torch_profiler_dir"]) == ("torch", str(tmp_path))
-    assert trace_run.tracing(tmp_path).client == ("--profile",)
-    assert "--profile" not in client_command(short, "m", 4).words
-    assert (short.client.osl, short.pairs, short.parity) == (8, 1, None)
+    plan = trace_run.profile_plan(load_recipe("cpu_quick"), "replicated", tmp_path)
+    (entry,) = plan.sessions
+    words = entry.server.all_words
+    setting = json.loads(words[words.index("--profiler-config") + 1])
+    traces = str(tmp_path / "traces" / "replicated")
+    assert (setting["profiler"], setting["torch_profiler_dir"]) == ("torch", traces)
+    warmup, measured = entry.runs
+    assert "--profile" in measured.command.added
+    assert "--profile" not in (*measured.command.words, *warmup.command.all_words)
+    assert (entry.answers, plan.parameters["osl"], plan.parameters["pairs"]) == (None, 8, 1)
 
 
 def test_a_profiler_that_writes_nothing_is_said(tmp_path):
@@ -103,7 +106,7 @@ def test_a_profile_is_one_run(tmp_path):
         assert "one short run" in one_line(done)
     done = bench(write_recipe(tmp_path), tmp_path / "out", "--profile", "third", mark="unused")
     assert done.returncode == 2
-    assert "has no arm 'third' (there are: one, two)" in one_line(done)
+    assert "unknown arm 'third' (there are: one, two)" in one_line(done)
 
 
 def test_a_trace_whose_secret_cannot_be_taken_out_is_removed(tmp_path):
@@ -129,7 +132,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize(("grace_s", "wrote"), [(0.5, False), (30, True)])
 def test_who_needs_time_to_end_gets_it(tmp_path, grace_s, wrote):
-    process = Guarded([sys.executable, "-c", SLOW_TO_LEAVE], {}, tmp_path / "log", grace_s=grace_s)
+    process = SupervisedProcess([sys.executable, "-c", SLOW_TO_LEAVE], {}, tmp_path / "log", grace_s=grace_s)
     deadline = time.monotonic() + 20
     while not process.tail().endswith("up") and time.monotonic() < deadline:
         time.sleep(0.05)

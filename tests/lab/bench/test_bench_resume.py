@@ -32,7 +32,7 @@ def interrupted(recipe, out, mark, files: int) -> None:
     assert list(out.rglob("*.part")) == []
 
 
-def boots(out) -> set[str]:
+def sessions(out) -> set[str]:
     return {json.loads(text)["latent_moe"]["boot"] for text in result_files(out).values()}
 
 
@@ -53,7 +53,7 @@ def test_what_is_whole_stays_and_the_rest_is_measured(tmp_path):
     assert len(after) == 3 * 2 * 2
     assert {name: after[name] for name in first} == first
     assert {path.name.split(".")[0] + ".json" for path in (out / "incomplete").glob("*")} == half
-    assert len(boots(out)) == 6
+    assert len(sessions(out)) == 6
     assert {path.stem for path in (out / "parity").glob("*.json")} == {"one", "two"}
     assert len(list((out / "logs").glob("*"))) == 2 + len({name.split("_")[0] for name in half}) + 4
 

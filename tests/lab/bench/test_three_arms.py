@@ -1,4 +1,4 @@
-"""A third arm: each candidate against the one baseline, and no arm favoured by the order of boots."""
+"""A third arm: each candidate against the one baseline, and no arm favoured by the order of sessions."""
 
 import csv
 import json
@@ -13,8 +13,7 @@ from result_builders import bench_run, write_bench
 
 from latent_moe.cli import main
 from latent_moe.errors import InputError
-from latent_moe.lab.bench import schedule
-from latent_moe.lab.bench.dry_run import commands
+from latent_moe.lab.bench.plan import resolve
 from latent_moe.lab.bench.recipe import load_recipe
 from latent_moe.lab.results import METRICS, read_results
 from latent_moe.lab.results.comparison import compare
@@ -22,9 +21,9 @@ from latent_moe.lab.results.several import compare_each
 
 
 def rounds(recipe, pairs: int) -> list[list[str]]:
-    boots = schedule.boots(msgspec.structs.replace(recipe, pairs=pairs))
-    assert [boot.order for boot in boots] == list(range(len(boots)))
-    return [[boot.arm for boot in boots if boot.pair == pair] for pair in range(1, pairs + 1)]
+    sessions = resolve(msgspec.structs.replace(recipe, pairs=pairs), "OUT").sessions
+    assert [session.order for session in sessions] == list(range(len(sessions)))
+    return [[each.arm for each in sessions if each.pair == pair] for pair in range(1, pairs + 1)]
 
 
 def test_the_recipe_is_gpu_pair_with_one_more_arm():
@@ -34,7 +33,8 @@ def test_the_recipe_is_gpu_pair_with_one_more_arm():
     fewer = {name: arm for name, arm in three.arms.items() if name != "auto"}
     same = msgspec.structs.replace(three, name=two.name, title=two.title, notes=two.notes, arms=fewer)
     assert same == two
-    servers = [item["command"] for item in commands(three) if item["kind"] == "server"]
+    listed = resolve(three, "OUT").as_json()["commands"]
+    servers = [item["command"] for item in listed if item["kind"] == "server" and item["pair"] == 1]
     assert ["LATENT_MOE_TAIL=auto" in line for line in servers] == [False, False, True]
 
 

@@ -6,7 +6,8 @@ import pytest
 from result_builders import bench_run, write_bench
 
 from latent_moe.errors import InputError
-from latent_moe.lab.bench import bench, schedule
+from latent_moe.lab.bench import bench
+from latent_moe.lab.bench.plan import resolve
 from latent_moe.lab.bench.recipe import load_recipe
 from latent_moe.lab.results.comparison import recommend_from_runs
 
@@ -83,7 +84,9 @@ def recipe(tmp_path, repository):
 
 def said(recipe, folder, pair) -> Told:
     told = Told()
-    bench._recommend(recipe, folder, schedule.Boot("candidate", pair, 0, False), told)
+    plan = resolve(recipe, folder)
+    (entry,) = [entry for entry in plan.sessions if (entry.arm, entry.pair) == ("candidate", pair)]
+    bench.recommend(plan, entry, told)
     return told
 
 

@@ -1,3 +1,11 @@
 """The client's parser class."""
 
-from argparse import ArgumentParser as FlexibleArgumentParser  # noqa: F401
+from argparse import ArgumentParser
+
+from vllm import received
+
+
+class FlexibleArgumentParser(ArgumentParser):
+    def parse_args(self, arguments):
+        received(arguments)
+        return super().parse_args(arguments)

@@ -9,6 +9,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from vllm import received
+
 FAULT = os.environ.get("STAND_IN_FAULT", "")
 WORKER = "import os, time; os.setsid(); time.sleep(600)"
 
@@ -58,6 +60,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main(arguments):
+    received(arguments)
     print("arguments:", *arguments)
     print("environment:", json.dumps(dict(os.environ)), flush=True)
     if FAULT == "refused":
