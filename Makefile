@@ -31,7 +31,7 @@ lint: setup
 
 # README's figure, from a recording.
 figures: setup
-	@$(BIN)/python -m latent_moe.lab.plots.figures
+	@$(BIN)/python -m latent_moe.lab.plots.layer_plots
 
 # Everything that continuous integration runs after the set-up.
 check: lint test

@@ -5,12 +5,12 @@ import csv
 import pytest
 
 from latent_moe.lab.cost import answer, hardware, tail
-from latent_moe.lab.plots import cost, gain
+from latent_moe.lab.plots import model_plots
 from latent_moe.lab.recordings import profile_path
 
 
 def test_modelled_lines_are_the_tails_own():
-    figure = gain.sharding_gain({"mi355x": ("mi355x", 8, None), "slow": ("mi355x", 8, 10.0)})
+    figure = model_plots.sharding_gain({"mi355x": ("mi355x", 8, None), "slow": ("mi355x", 8, 10.0)})
     machine = hardware.get("mi355x")
     fast, slow = figure.data
     before, after = (
@@ -23,7 +23,7 @@ def test_modelled_lines_are_the_tails_own():
 
 def test_a_recording_that_loses_is_drawn_below_zero():
     folder = profile_path("h200x2_tails")
-    figure = gain.measured_gain({"first": folder / "tails.csv", "second": folder / "series2.csv"})
+    figure = model_plots.measured_gain({"first": folder / "tails.csv", "second": folder / "series2.csv"})
     first, second = figure.data
     assert (first.name, second.name) == ("first", "second")
     with open(folder / "series2.csv", encoding="utf-8") as file:
@@ -38,23 +38,23 @@ def test_a_recording_that_loses_is_drawn_below_zero():
 
 def test_given_steps_beat_assumed_ones():
     machine = hardware.get("mi355x")
-    given = gain.traffic_gain(8, 8, machine, step_ms=709, decode_ms=29)
-    assumed = gain.traffic_gain(8, 8, machine)
+    given = model_plots.traffic_gain(8, 8, machine, step_ms=709, decode_ms=29)
+    assumed = model_plots.traffic_gain(8, 8, machine)
     assert "given steps (709 and 29 ms)" in given.layout.title.text
     assert "assumed" in assumed.layout.title.text
     assert given.data[0].y[0] == pytest.approx(3.8, abs=0.1)
 
 
 def test_no_bar_where_there_is_no_closed_form():
-    figure = gain.traffic_gain(128, 8, hardware.get("mi355x"), isl=65536, osl=16)
+    figure = model_plots.traffic_gain(128, 8, hardware.get("mi355x"), isl=65536, osl=16)
     assert not figure.data
     assert "no closed form" in figure.layout.title.text
 
 
 def test_an_unknown_uncertainty_has_no_whisker():
     path = str(profile_path("mi355x_pr51253"))
-    anchored = cost.predicted_against_published(answer.predict({"table": path, "anchor": 8}))
-    modelled = cost.predicted_against_published(answer.predict({"table": path}))
+    anchored = model_plots.predicted_against_published(answer.predict({"table": path, "anchor": 8}))
+    modelled = model_plots.predicted_against_published(answer.predict({"table": path}))
     assert anchored.data[0].error_y.array is None
     assert min(modelled.data[0].error_y.array) > 0
     assert "the the" not in anchored.layout.title.text

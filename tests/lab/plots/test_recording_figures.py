@@ -6,7 +6,7 @@ import pytest
 from latent_moe.errors import InputError
 from latent_moe.lab.cost import hardware
 from latent_moe.lab.cost.gemm import published, roofline_us
-from latent_moe.lab.plots import profile, roofline
+from latent_moe.lab.plots import layer_plots, trace_plots
 from latent_moe.lab.recordings import profile_path
 from latent_moe.lab.traces import read_trace
 from latent_moe.lab.traces.table import Trace
@@ -18,7 +18,7 @@ def _named(figure, name):
 
 @pytest.mark.parametrize(("tokens", "tp"), [(1, 8), (64, 2), (16384, 4)])
 def test_the_marks_stand_where_the_roofline_says(tokens, tp):
-    figure = roofline.roofline(tokens, tp, "mi300x")
+    figure = layer_plots.roofline(tokens, tp, "mi300x")
     machine = hardware.get("mi300x")
     whole, sharded = (roofline_us(tokens, n, 3584, machine) for n in (7168, 7168 // tp))
     time, rate = _named(figure, f"column_parallel at T = {tokens}")
@@ -29,7 +29,7 @@ def test_the_marks_stand_where_the_roofline_says(tokens, tp):
 
 
 def test_no_mark_reaches_over_the_roof():
-    figure = roofline.roofline(4096, 8, "h200")
+    figure = layer_plots.roofline(4096, 8, "h200")
     (roof,) = _named(figure, "roofline")
     for name in ("replicated, N = 7168", "column_parallel, N = 896"):
         line = _named(figure, name)[1]
@@ -37,20 +37,20 @@ def test_no_mark_reaches_over_the_roof():
 
 
 def test_published_dots_only_where_times_are_published():
-    (dots,) = _named(roofline.roofline(64, 8, "mi355x"), "published, N = 7168")
+    (dots,) = _named(layer_plots.roofline(64, 8, "mi355x"), "published, N = 7168")
     assert dict(zip(dots.x, dots.y, strict=True)) == published("mi355x_aiter_gemm").times[7168, 3584]
-    assert not _named(roofline.roofline(64, 8, "h200"), "published, N = 7168")
+    assert not _named(layer_plots.roofline(64, 8, "h200"), "published, N = 7168")
 
 
 def test_unknown_hardware_is_named():
     with pytest.raises(InputError, match="mi999"):
-        roofline.roofline(64, 8, "mi999")
+        layer_plots.roofline(64, 8, "mi999")
 
 
 def test_gemm_calls_are_taken_apart_by_tokens():
     folder = profile_path("synthetic_k3_tail")
     arms = {tail: read_trace(folder / tail) for tail in ("replicated", "column_parallel")}
-    first, second = profile.gemm_calls(arms, "invented", "synthetic").data
+    first, second = trace_plots.gemm_calls(arms, "invented", "synthetic").data
     assert (first.x, first.y, first.text) == (("16",), (11.69,), ("32 calls",))
     assert second.y == (4.3,)
 
@@ -60,5 +60,5 @@ def test_an_arm_without_gemms_has_no_bar_rather_than_zero():
     whole = read_trace(folder / "replicated")
     kinds = whole.kernels["kind"]
     bare = Trace(whole.kernels.take(kinds.codes != kinds.values.index("gemm")), whole.ranges)
-    figure = profile.gemm_calls({"replicated": whole, "bare": bare}, "invented", "synthetic")
+    figure = trace_plots.gemm_calls({"replicated": whole, "bare": bare}, "invented", "synthetic")
     assert figure.data[1].y == (None,)

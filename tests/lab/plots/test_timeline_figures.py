@@ -2,7 +2,7 @@
 
 import pytest
 
-from latent_moe.lab.plots import timeline
+from latent_moe.lab.plots import trace_plots
 from latent_moe.lab.recordings import profile_path
 from latent_moe.lab.traces import read_trace
 from latent_moe.lab.traces.frame import to_frame
@@ -38,7 +38,7 @@ def two_queues():
     ],
 )
 def test_a_window_cuts_and_tells_sum_from_union(two_queues, start, length, name, title):
-    figure = timeline.window(two_queues, "invented", "synthetic", start, length, name)
+    figure = trace_plots.window(two_queues, "invented", "synthetic", start, length, name)
     assert figure.layout.title.text.startswith(title)
     drawn = [(base, base + x) for bar in figure.data for base, x in zip(bar.base, bar.x, strict=True)]
     assert all(start <= begin < end <= start + length for begin, end in drawn)
@@ -46,12 +46,12 @@ def test_a_window_cuts_and_tells_sum_from_union(two_queues, start, length, name,
 
 def test_a_step_is_found_by_its_region():
     trace = read_trace(profile_path("synthetic_k3_tail") / "replicated" / "results.db")
-    step = timeline.step_of(trace)
-    figure = timeline.timeline(trace, "invented", "synthetic", region=step)
+    step = trace_plots.step_of(trace)
+    figure = trace_plots.timeline(trace, "invented", "synthetic", region=step)
     assert "step=1" in step
     assert sum(len(bar.x) for bar in figure.data) == int((trace.table["region"] == step).sum()) == 40
 
 
 def test_a_recording_without_regions_has_no_step():
     bare = read_trace(profile_path("synthetic_k3_tail") / "replicated" / "kernel_trace.csv")
-    assert timeline.step_of(bare) is None
+    assert trace_plots.step_of(bare) is None
