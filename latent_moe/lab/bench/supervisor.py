@@ -4,6 +4,9 @@ It runs as its own program (`python supervisor.py LOG -- COMMAND...`), standard 
 supervisor is told to (SIGTERM, SIGINT, SIGHUP), when its standard input closes (the parent is gone, however it went), and
 when the server's first process exits. As a subreaper the supervisor inherits every orphan of the server, so processes that
 left the server's group are found and ended too. The exit code is the server's own.
+
+It reads /proc itself: psutil would need site-packages, whose .pth files may run anything before the first line here, and
+would take 60 ms more to start; one look over 80 processes takes a millisecond either way.
 """
 
 import contextlib

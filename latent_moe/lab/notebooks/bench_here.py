@@ -19,7 +19,7 @@ RECORDED = "h200x2_vllm"
 RECIPES = {"cpu": "cpu_quick", "cuda": "gpu_single", "rocm": "mi355x_one_build"}
 # The tour ends a cell after this; a half-done benchmark would be lost with it.
 CELL_LIMIT_S = 480
-# What recipes need in all, for those known to be short (cpu_quick's aim on two cores). The others boot large models
+# What recipes need in all, for those known to be short (cpu_quick's aim on two cores). The others start large models
 # several times: minutes to hours, by machine.
 NEEDS_S = {"cpu_quick": 240}
 
