@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, compare, print."""
     from latent_moe.cli.output import clean, emit
-    from latent_moe.lab.results import read_results, several
+    from latent_moe.lab.results import comparison, read_results
 
     results = read_results(args.paths)
-    tables = several.compare_each(results, args.baseline, args.candidate)
+    tables = comparison.compare_each(results, args.baseline, args.candidate)
     same = [_same_answers(results, table) for table in tables]
-    answer = several.as_dict(tables) | same[0]
+    answer = comparison.tables_as_dict(tables) | same[0]
     if len(tables) > 1:
         answer["comparisons"] = [
             {"candidate": table.candidate, **found} for table, found in zip(tables, same, strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from latent_moe.lab import recordings
-from latent_moe.lab.results import METRICS, PRIMARY, pairing, read_results, stats
+from latent_moe.lab.results import METRICS, PRIMARY, read_results, stats, validity
 from latent_moe.lab.results.comparison import compare
 from latent_moe.lab.results.simulate import ASSUMED, Noise, noise_from_runs, session
 
@@ -108,7 +108,7 @@ def _power(
 def _log_ratios(noise: Noise, pairs: int, effect_pct: float, rng: np.random.Generator) -> list[float]:
     runs = session(noise, pairs, effect_pct, rng).runs
     sides = [[run for run in runs if run.arm == arm] for arm in ("baseline", "candidate")]
-    found = pairing.pair_runs(*sides)[0] if runs else []
+    found = validity.pair_runs(*sides)[0] if runs else []
     return [ratio for pair in found if (ratio := pair.log_ratio(PRIMARY)) is not None]
 
 

@@ -8,8 +8,7 @@ from latent_moe.errors import InputError
 from latent_moe.lab.recordings import MANIFEST, Manifest, folders, load_manifest
 from latent_moe.lab.report.execute import Executed
 from latent_moe.lab.results import read_results
-from latent_moe.lab.results.arms import candidates
-from latent_moe.lab.results.comparison import Table, compare
+from latent_moe.lab.results.comparison import Table, candidates, compare
 
 THROUGHPUT = "05_"
 

@@ -1,9 +1,8 @@
 """Result files of all kinds into runs, accuracies and greedy answers; see `read_results`."""
 
-from latent_moe.lab.results.files import NotAResult, Results, read_file, read_text
-from latent_moe.lab.results.folders import read_results
-from latent_moe.lab.results.lm_eval import Accuracy
-from latent_moe.lab.results.run import METRICS, PRIMARY, Metric, Run, Warning
+from latent_moe.lab.results.accuracy import Accuracy
+from latent_moe.lab.results.read import NotAResult, Results, read_file, read_results, read_text
+from latent_moe.lab.results.run import METRICS, PRIMARY, Metric, Note, Run
 
 __all__ = [
     "METRICS",
@@ -11,9 +10,9 @@ __all__ = [
     "Accuracy",
     "Metric",
     "NotAResult",
+    "Note",
     "Results",
     "Run",
-    "Warning",
     "read_file",
     "read_results",
     "read_text",

@@ -1,15 +1,102 @@
-"""Are two accuracies different? Two proportions, from lm_eval's files or from printed value and standard error."""
+"""Accuracy files of lm_eval (EleutherAI's lm-evaluation-harness), and whether two accuracies are different.
+
+The JSON has `results[task]["metric,filter"]` with `metric_stderr,filter` beside it, `n-samples[task].effective` and
+`n-shot[task]`; before 0.4 the filter was not part of the key and the counts were missing. Two accuracies are compared as
+two proportions, from the files or from printed value and standard error.
+"""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
-from scipy import stats
+import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.results import Accuracy
+from latent_moe.lab.results.run import Count, typed
 
 ALPHA = 0.05
+_NORMAL = NormalDist()
+_RATES = ("exact_match", "acc", "acc_norm", "em", "pass@1")
+# What lm_eval writes where it computed no standard error.
+_NONE = "N/A"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy: `value` and `stderr` as shares (0 to 1), `questions` None where the file does not say."""
+
+    source: str
+    arm: str | None
+    task: str
+    metric: str
+    filter: str
+    value: float
+    stderr: float | None
+    questions: int | None
+    shots: int | None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What two accuracies must share to be comparable at all."""
+        return self.task, self.metric, self.filter
+
+
+class LmEvalResult(msgspec.Struct, frozen=True, rename="kebab"):
+    """The keys of lm_eval's file that are read; scores by task and by "metric,filter"."""
+
+    results: dict[str, dict[str, Any]]
+    n_samples: dict[str, dict[str, Count | None]] | None = None
+    n_shot: dict[str, Count | None] | None = None
+
+
+def looks_like_accuracy(raw: Any) -> bool:
+    """Whether a decoded JSON value is a result file of lm_eval."""
+    return (
+        isinstance(raw, dict)
+        and isinstance(raw.get("results"), dict)
+        and ("versions" in raw or "n-shot" in raw)
+    )
+
+
+def accuracies_from_json(raw: dict[str, Any], where: str) -> list[Accuracy]:
+    """Every share of right answers in a result file; other metrics (perplexity, F1) are left out.
+
+    Raises InputError where a share lies outside 0 to 1 or a count is no count.
+    """
+    result = typed(raw, LmEvalResult, where)
+    scores = [(task, key) for task in result.results for key in result.results[task]]
+    read = [_accuracy(result, task, key, where) for task, key in scores if key.partition(",")[0] in _RATES]
+    return [item for item in read if item is not None]
+
+
+def _accuracy(result: LmEvalResult, task: str, key: str, where: str) -> Accuracy | None:
+    metric, _, chosen = key.partition(",")
+    scores, where_task = result.results[task], f"{where}: {task}"
+    value = _share(scores.get(key), metric, where_task)
+    if value is None:
+        return None
+    samples = (result.n_samples or {}).get(task, {})
+    return Accuracy(
+        source=where,
+        arm=None,
+        task=task,
+        metric=metric,
+        filter=chosen,
+        value=value,
+        stderr=_share(scores.get(key.replace(metric, f"{metric}_stderr", 1)), f"{metric}_stderr", where_task),
+        questions=samples.get("effective") or samples.get("original"),
+        shots=(result.n_shot or {}).get(task),
+    )
+
+
+def _share(value: Any, name: str, where: str) -> float | None:
+    if value is None or value == _NONE or value != value:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)[:40]
+        raise InputError(f"{where} {name} is {shown}, a share between 0 and 1 was expected")
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -75,7 +162,7 @@ def _standard_error_p(baseline: Accuracy, candidate: Accuracy) -> float:
 
 
 def _two_sided(difference: float, error: float) -> float:
-    return 1.0 if error == 0 else float(2 * stats.norm.sf(abs(difference) / error))
+    return 1.0 if error == 0 else 2 * _NORMAL.cdf(-abs(difference) / error)
 
 
 def _error(item: Accuracy) -> float:
@@ -87,7 +174,7 @@ def _error(item: Accuracy) -> float:
 
 def _interval(baseline: Accuracy, candidate: Accuracy) -> tuple[float, float]:
     difference = candidate.value - baseline.value
-    half = stats.norm.ppf(1 - ALPHA / 2) * math.hypot(_error(baseline), _error(candidate))
+    half = _NORMAL.inv_cdf(1 - ALPHA / 2) * math.hypot(_error(baseline), _error(candidate))
     return difference - half, difference + half
 
 

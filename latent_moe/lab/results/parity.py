@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
+import msgspec
+
 from latent_moe.errors import InputError
-from latent_moe.lab.results import fields
+from latent_moe.lab.results.run import Label, typed
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,32 @@ class Parity:
         return asdict(self)
 
 
+class AnswersArm(msgspec.Struct, frozen=True):
+    """Whose answers they are, as `bench` writes it."""
+
+    arm: str | None = None
+    role: str | None = None
+
+
+class PromptAnswer(msgspec.Struct, frozen=True):
+    """One prompt of an answers file, tokens as ids or strings."""
+
+    id: Label | None = None
+    prompt: Any = None
+    token_ids: list[int | str] | None = None
+    tokens: list[int | str] | None = None
+    logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+    prompt_logprobs: list[float | None] | None = None
+
+
+class AnswersFile(msgspec.Struct, frozen=True):
+    """A file of greedy answers."""
+
+    prompts: list[PromptAnswer]
+    latent_moe: AnswersArm | None = None
+
+
 def looks_like_answers(raw: Any) -> bool:
     """Whether a decoded JSON value is a file of greedy answers."""
     return isinstance(raw, dict) and isinstance(raw.get("prompts"), list)
@@ -71,63 +99,38 @@ def looks_like_answers(raw: Any) -> bool:
 
 def answers_from_json(raw: dict[str, Any], where: str) -> Answers:
     """A decoded answers file. Raises InputError with the prompt that cannot be used."""
-    ours = fields.mapping(raw, "latent_moe", where)
+    result = typed(raw, AnswersFile, where)
+    about = result.latent_moe or AnswersArm()
     by_prompt: dict[str, Answer] = {}
-    for index, item in enumerate(raw["prompts"]):
-        name = f"{where}: prompt {index}"
-        if not isinstance(item, dict):
-            raise InputError(f"{name} is no object")
-        key = fields.text(item, "id", name) or str(index)
+    for index, item in enumerate(result.prompts):
+        key = str(index) if item.id in (None, "") else str(item.id)
         if key in by_prompt:
-            raise InputError(f"{name}: the id {key!r} occurs twice")
-        by_prompt[key] = _answer(item, name)
-    return Answers(where, fields.text(ours, "arm", where), fields.text(ours, "role", where), by_prompt)
+            raise InputError(f"{where}: prompt {index}: the id {key!r} occurs twice")
+        by_prompt[key] = _answer(item, f"{where}: prompt {index}")
+    return Answers(where, about.arm, about.role, by_prompt)
 
 
-def _answer(item: dict[str, Any], where: str) -> Answer:
-    tokens = item.get("token_ids") or item.get("tokens") or []
-    if not isinstance(tokens, list) or not all(
-        isinstance(t, int | str) and not isinstance(t, bool) for t in tokens
-    ):
-        raise InputError(f"{where}: token_ids or tokens is no list of ids or strings")
-    logprobs = item.get("logprobs") or [None] * len(tokens)
-    if not isinstance(logprobs, list) or len(logprobs) != len(tokens):
+def _answer(item: PromptAnswer, where: str) -> Answer:
+    tokens = item.token_ids or item.tokens or []
+    logprobs = item.logprobs or [None] * len(tokens)
+    if len(logprobs) != len(tokens):
         raise InputError(f"{where}: {len(tokens)} tokens, but not as many logprobs")
     return Answer(
-        prompt=repr(item.get("prompt")),
+        prompt=repr(item.prompt),
         tokens=tuple(tokens),
-        logprobs=_numbers(logprobs, "logprobs", where),
-        margins=_margins(item, where),
-        prompt_logprobs=_prompt_numbers(item, where),
+        logprobs=_finite(logprobs),
+        margins=tuple(_lead(best or {}) for best in item.top_logprobs or []),
+        prompt_logprobs=_finite(item.prompt_logprobs or []),
     )
 
 
-def _numbers(values: list[Any], name: str, where: str) -> tuple[float | None, ...]:
-    return tuple(
-        fields.number({name: value}, (name,), f"{where}, entry {index}") for index, value in enumerate(values)
-    )
+def _finite(values: list[float | None]) -> tuple[float | None, ...]:
+    return tuple(None if value is None or not math.isfinite(value) else value for value in values)
 
 
-def _prompt_numbers(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
-    listed = item.get("prompt_logprobs")
-    if listed is None:
-        return ()
-    if not isinstance(listed, list):
-        raise InputError(f"{where}: prompt_logprobs is no list")
-    return _numbers(listed, "prompt_logprobs", where)
-
-
-def _margins(item: dict[str, Any], where: str) -> tuple[float | None, ...]:
-    """Lead of the best over the second best token at each position, from `top_logprobs`; None where fewer are given."""
-    listed = item.get("top_logprobs") or []
-    if not isinstance(listed, list) or not all(isinstance(best, dict | None) for best in listed):
-        raise InputError(f"{where}: top_logprobs is no list of objects")
-    return tuple(_lead(best or {}, where) for best in listed)
-
-
-def _lead(best: dict[str, Any], where: str) -> float | None:
-    found = (fields.number(best, (token,), where) for token in best)
-    ordered = sorted((value for value in found if value is not None), reverse=True)
+def _lead(best: dict[str, float | None]) -> float | None:
+    """Lead of the best over the second best token at a position; None where fewer are given."""
+    ordered = sorted((value for value in _finite([*best.values()]) if value is not None), reverse=True)
     lead = ordered[0] - ordered[1] if len(ordered) > 1 else math.inf
     return lead if math.isfinite(lead) else None
 

@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from latent_moe.lab.results import METRICS, PRIMARY
 from latent_moe.lab.results.comparison import NOT_COMPARABLE, Row, Table
+from latent_moe.lab.results.run import METRICS, PRIMARY
 
 _ABSENT = "–"
 _CSV_COLUMNS = (
@@ -26,12 +26,12 @@ _CSV_COLUMNS = (
 
 
 def markdown(table: Table) -> str:
-    """Both arms with the PR's columns, then every delta with its interval and verdict, then the warnings."""
+    """Both arms with the PR's columns, then every delta with its interval and verdict, then the notes."""
     parts = [_head(table), _figures(table)]
     if table.candidate is not None:
         parts.append(_deltas(table))
     parts += [f"Not comparable at {where}: {reason}." for where, reason in _refusals(table.rows)]
-    parts += [f"Note ({warning.code}): {warning.message}." for warning in table.warnings]
+    parts += [f"Note ({note.code}): {note.message}." for note in table.warnings]
     return "\n\n".join(part for part in parts if part)
 
 

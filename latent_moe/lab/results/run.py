@@ -1,10 +1,24 @@
-"""One benchmark run as every reader hands it on, and the six metrics of the table.
+"""One benchmark run as every reader hands it on, the six metrics of the table, and decoded JSON into structs.
 
 A number that does not exist is not in `Run.values`: a run in which no request succeeded has no latency, one token
 per request has no time per output token, and neither is 0.
 """
 
+import re
 from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from latent_moe.errors import InputError
+
+# No count of a benchmark is as large, and a double still holds every whole number below.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+Label = str | int | float
+AnyStruct = TypeVar("AnyStruct")
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|([^.\[\]]+)")
 
 
 @dataclass(frozen=True)
@@ -95,8 +109,33 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Warning:
+class Note:
     """Something the reader of a table must know; `code` is stable, `message` is for people."""
 
     code: str
     message: str
+
+
+def typed(raw: Any, struct: type[AnyStruct], where: str) -> AnyStruct:
+    """Decoded JSON as a msgspec struct. Raises InputError with file, key and the value of a wrong type."""
+    try:
+        return msgspec.convert(raw, struct)
+    except msgspec.ValidationError as error:
+        wanted = _PLACE.sub("", str(error)).replace("`", "").replace(" | ", " or ")
+        place = _PLACE.search(str(error))
+        key = place.group(1) if place else ""
+        if not key or "[...]" in key:
+            raise InputError(f"{where}: {key or 'the file'}: {wanted[:1].lower() + wanted[1:]}") from error
+        value = _shown(_at(raw, key))
+        raise InputError(f"{where}: {key} is {value} ({wanted[:1].lower() + wanted[1:]})") from error
+
+
+def _at(raw: Any, place: str) -> Any:
+    for index, key in _STEP.findall(place):
+        raw = raw[int(index)] if index else raw.get(key) if isinstance(raw, dict) else None
+    return raw
+
+
+def _shown(value: Any) -> str:
+    text = type(value).__name__ if isinstance(value, dict | list) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

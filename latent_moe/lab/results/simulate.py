@@ -14,7 +14,8 @@ from statistics import fmean
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.results import Results, Run
+from latent_moe.lab.results.read import Results
+from latent_moe.lab.results.run import Run
 
 _ISL, _OSL, _CONCURRENCY = 256, 64, 4
 _TTFT_MS, _TPOT_MS = 400.0, 40.0

@@ -1,18 +1,22 @@
-"""What makes a comparison dishonest: each guard looks at runs and gives its reasons, or none.
+"""Which runs may be compared, and as what: the one rule of validity, and runs of two arms as independent pairs.
 
-A run or a pair with a reason is `not_comparable`, whatever its numbers say: 40 % failed requests make a server look
-fast, since the failed ones never competed for it.
+Each guard looks at runs and gives its reasons, or none. A run or a pair with a reason is `not_comparable`, whatever its
+numbers say: 40 % failed requests make a server look fast, since the failed ones never competed for it.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
 
-from latent_moe.lab.results import Run
+from latent_moe.lab.results.run import Note, Run
 
 # Two arms must have done the same work. Equal seeds give equal prompts, so anything above rounding is a difference.
 _SAME_TOKENS_SHARE = 0.001
+# Answers of other lengths than asked for: the lengths of the cell are not those of its requests.
+_ASKED_TOKENS_SHARE = 0.01
 # A chat template's few common tokens may hit a prefix cache; a repeated prompt hits it whole.
 _PREFIX_HITS_SHARE = 0.01
 # Without the client's word on warm-up: a first run this much slower in TTFT than later ones that agree with each other.
@@ -30,7 +34,7 @@ class Fault:
 
 def run_faults(run: Run) -> list[Fault]:
     """What is wrong with one run by itself."""
-    checks = (_failures, _impossible, _cut_off, _cold, _prefix_hits)
+    checks = (_failures, _impossible, _other_lengths, _cut_off, _cold, _prefix_hits)
     return [fault for check in checks if (fault := check(run)) is not None]
 
 
@@ -49,6 +53,17 @@ def _impossible(run: Run) -> Fault | None:
         return None
     shown = ", ".join(f"{name} = {value:g}" for name, value in run.impossible.items())
     return Fault("impossible_value", f"zero or negative, or beyond any clock: {shown}")
+
+
+def _other_lengths(run: Run) -> Fault | None:
+    """Answers shorter or longer than asked for; failed requests, which explain them, are said already."""
+    made = run.tokens_per_request
+    if made is None or run.osl is None or run.failed:
+        return None
+    # Measured lengths are rounded to whole tokens.
+    if abs(made[1] - run.osl) <= max(_ASKED_TOKENS_SHARE * run.osl, 0.5):
+        return None
+    return Fault("other_lengths", f"answers of {made[1]:.4g} tokens where {run.osl} were asked for")
 
 
 def _cut_off(run: Run) -> Fault | None:
@@ -103,12 +118,10 @@ def pair_faults(baseline: Run, candidate: Run) -> list[Fault]:
 
 
 def _different_lengths(baseline: Run, candidate: Run) -> Fault | None:
-    one, other = (f"{run.isl}/{run.osl}" for run in (baseline, candidate))
-    return (
-        None
-        if one == other
-        else Fault("different_lengths", f"different lengths: {one} against {other} tokens")
-    )
+    left, right = (f"{run.isl}/{run.osl}" for run in (baseline, candidate))
+    if left == right:
+        return None
+    return Fault("different_lengths", f"different lengths: {left} against {right} tokens")
 
 
 def _different_tokens(baseline: Run, candidate: Run) -> Fault | None:
@@ -155,3 +168,100 @@ def unlike_repeats(runs: list[Run]) -> list[Fault]:
 
 def _name(run: Run) -> str:
     return PurePath(run.source).name
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Runs of both arms that belong together; more than one of an arm are repeats of the same observation."""
+
+    baseline: tuple[Run, ...]
+    candidate: tuple[Run, ...]
+
+    def log_ratio(self, metric: str) -> float | None:
+        """ln(candidate / baseline), None where an arm lacks the metric."""
+        one, other = mean_value(self.baseline, metric), mean_value(self.candidate, metric)
+        return None if one is None or other is None else math.log(other) - math.log(one)
+
+
+def mean_value(runs: tuple[Run, ...], metric: str) -> float | None:
+    """Geometric mean over the runs that have the metric (so that deltas recompute from the printed means)."""
+    values = [run.values[metric] for run in runs if metric in run.values]
+    if len(values) <= 1:
+        return values[0] if values else None
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def without_copies(runs: list[Run]) -> tuple[list[Run], list[Note]]:
+    """Drop runs that are the same run read twice: they would count as evidence that was never taken."""
+    kept, warnings, seen = [], [], set()
+    for run in runs:
+        counts = (run.completed, run.duration_s)
+        identity = (run.arm, run.cell, run.started, counts, tuple(sorted(run.values.items())))
+        if run.duration_s is not None and identity in seen:
+            warnings.append(
+                Note("duplicate_run", f"{run.source}: the same run as another file, counted once")
+            )
+            continue
+        seen.add(identity)
+        kept.append(run)
+    return kept, warnings
+
+
+def pair_runs(baseline: list[Run], candidate: list[Run]) -> tuple[list[Pair], list[Note]]:
+    """Pairs of one cell: by their pair number where every run has one, else in the order they were taken."""
+    if all(run.pair is not None for run in (*baseline, *candidate)):
+        pairs, warnings = _by_number(baseline, candidate)
+    else:
+        pairs, warnings = _by_order(baseline, candidate)
+    merged = _one_per_boot(pairs)
+    if len(merged) < len(pairs):
+        text = f"{_cell(baseline[0])}: {len(pairs)} pairs share server starts and count as {len(merged)}"
+        warnings.append(Note("shared_boot", text))
+    return merged, warnings
+
+
+def _by_number(baseline: list[Run], candidate: list[Run]) -> tuple[list[Pair], list[Note]]:
+    sides: dict[int, tuple[list[Run], list[Run]]] = defaultdict(lambda: ([], []))
+    for side, runs in enumerate((baseline, candidate)):
+        for run in runs:
+            sides[run.pair or 0][side].append(run)
+    whole = {number: both for number, both in sorted(sides.items()) if all(both)}
+    halves = sorted(set(sides) - set(whole))
+    warnings = []
+    if halves:
+        text = f"{_cell(baseline[0])}: pair {', '.join(map(str, halves))} has one arm only and is left out"
+        warnings.append(Note("incomplete_pair", text))
+    return [Pair(tuple(one), tuple(other)) for one, other in whole.values()], warnings
+
+
+def _by_order(baseline: list[Run], candidate: list[Run]) -> tuple[list[Pair], list[Note]]:
+    ordered = [sorted(runs, key=lambda run: run.started) for runs in (baseline, candidate)]
+    pairs = [Pair((one,), (other,)) for one, other in zip(*ordered, strict=False)]
+    warnings = []
+    if len(pairs) > 1:
+        text = "runs carry no pair number: paired in the order they were taken; the interval holds the variance of "
+        text += "restarts only if the server was restarted between them"
+        warnings.append(Note("paired_by_order", f"{_cell(baseline[0])}: {text}"))
+    if len(baseline) != len(candidate):
+        text = f"{len(baseline)} against {len(candidate)} runs: the last of the longer side are left out"
+        warnings.append(Note("incomplete_pair", f"{_cell(baseline[0])}: {text}"))
+    return pairs, warnings
+
+
+def _one_per_boot(pairs: list[Pair]) -> list[Pair]:
+    """Merge pairs that share a server start: what one start brought is in all of them, so they are one observation."""
+    groups: list[tuple[set[tuple[str, str]], Pair]] = []
+    for pair in pairs:
+        boots = {
+            (side, run.boot) for side in ("baseline", "candidate") for run in getattr(pair, side) if run.boot
+        }
+        for other in [group for group in groups if group[0] & boots]:
+            groups.remove(other)
+            boots |= other[0]
+            pair = Pair(other[1].baseline + pair.baseline, other[1].candidate + pair.candidate)
+        groups.append((boots, pair))
+    return [pair for _, pair in groups]
+
+
+def _cell(run: Run) -> str:
+    return f"{run.isl}/{run.osl} at concurrency {run.concurrency}"

@@ -16,8 +16,7 @@ from latent_moe.errors import InputError
 from latent_moe.lab.bench.plan import resolve
 from latent_moe.lab.bench.recipe import load_recipe
 from latent_moe.lab.results import METRICS, read_results
-from latent_moe.lab.results.comparison import compare
-from latent_moe.lab.results.several import compare_each
+from latent_moe.lab.results.comparison import compare, compare_each
 
 
 def rounds(recipe, pairs: int) -> list[list[str]]:

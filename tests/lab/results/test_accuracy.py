@@ -153,9 +153,9 @@ def test_prompts_are_compared_however_early_the_answers_part():
     without = compare_greedy(answers({"token_ids": [5]}), answers({"token_ids": [5]}, arm="b"))
     assert (without.prompt_tokens, without.max_prompt_logprob_diff) == (0, None)
     for wrong in ("none", {}, 0, False, ""):
-        with pytest.raises(InputError, match="prompt_logprobs is no list"):
+        with pytest.raises(InputError, match=r"prompt_logprobs is .*expected array"):
             answers({"token_ids": [5], "prompt_logprobs": wrong})
-    with pytest.raises(InputError, match="entry 1: prompt_logprobs is 'x'"):
+    with pytest.raises(InputError, match=r"prompt_logprobs\[1\] is 'x'"):
         answers({"token_ids": [5], "prompt_logprobs": [-1, "x"]})
     with pytest.raises(InputError, match="other numbers of prompt_logprobs"):
         compare_greedy(
@@ -181,7 +181,7 @@ def test_one_arm_that_stops_early_is_not_the_same():
         (lambda: answers({"token_ids": [1]}, {"token_ids": [1]}, arm="b"), "different prompts"),
         (lambda: answers({"token_ids": [1], "prompt": "another"}, arm="b"), "another text"),
         (lambda: answers({"token_ids": [1], "logprobs": [-1, -2]}, arm="b"), "not as many logprobs"),
-        (lambda: answers({"token_ids": [True]}, arm="b"), "no list of ids"),
+        (lambda: answers({"token_ids": [True]}, arm="b"), r"token_ids\[0\] is True"),
     ],
 )
 def test_answers_that_cannot_be_compared(other, message):

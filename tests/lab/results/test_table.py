@@ -130,7 +130,7 @@ def test_swapped_arms_turn_the_verdict(demo):
 
 
 def test_arms_that_are_not_there_or_not_clear(demo, tmp_path):
-    with pytest.raises(InputError, match=r"no arm 'pr' in these results .there are: "):
+    with pytest.raises(InputError, match=r"unknown arm 'pr' .there are: "):
         compare(read_results([demo]), candidate="pr")
     for name in "abc":
         (tmp_path / f"{name}.json").write_text(json.dumps(CLIENT))
