@@ -80,7 +80,7 @@ def _cpu_name() -> str:
 
 
 @contextmanager
-def range(name: str) -> Iterator[None]:
+def profiler_range(name: str) -> Iterator[None]:
     """A named range that profilers see: ROCTX where its bindings are installed, NVTX on CUDA; always
     record_function too, so that torch.profiler sees the same name."""
     with torch.profiler.record_function(name), _native_range(name):

@@ -8,9 +8,11 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -20,10 +22,10 @@ from typing import Any
 import torch
 
 from latent_moe.errors import InputError, LatentMoEError
-from latent_moe.rank_process import rank_main
 
 MAX_RANKS = 64
 _GRACE_S = 5.0
+_ORPHANED = 3
 # SIGHUP: the terminal was closed. Windows has no such signal.
 _ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -66,14 +68,14 @@ def _default_backend(tp: int) -> str:
 @contextmanager
 def _ended_as_exit() -> Iterator[None]:
     # The default action of these signals ends this process without running any `finally`.
-    ours = threading.current_thread() is threading.main_thread()
-    mine = [number for number in _ENDINGS if ours and signal.getsignal(number) is signal.SIG_DFL]
-    for number in mine:
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in _ENDINGS if main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
         signal.signal(number, _exit_on_signal)
     try:
         yield
     finally:
-        for number in mine:
+        for number in taken:
             # Ignored: one of them has come, and this process is on its way out.
             if signal.getsignal(number) is _exit_on_signal:
                 signal.signal(number, signal.SIG_DFL)
@@ -96,13 +98,13 @@ class _Ranks:
         self.writers, self.processes = [], []
         environment = dict(os.environ)
         for rank in range(place[0]):
-            ours, theirs = context.Pipe(duplex=False)
-            self.listening[ours] = rank
-            self.writers.append(theirs)
+            reader, writer = context.Pipe(duplex=False)
+            self.listening[reader] = rank
+            self.writers.append(writer)
             self.processes.append(
                 context.Process(
                     target=rank_main,
-                    args=(rank, place, environment, call, theirs),
+                    args=(rank, place, environment, call, writer),
                     name=f"latent-moe-rank-{rank}",
                     daemon=True,
                 )
@@ -214,3 +216,55 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
+
+
+# In a rank's process: join the group, call the function, send one message, leave.
+
+
+def rank_main(rank: int, place: tuple, environment: dict[str, str], call: bytes, connection) -> None:
+    """Run `call` as rank `rank` and send (ok, pickled result or failure) through `connection`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    # The fork server started earlier: this call's environment may have changed since.
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        join, fn, args = pickle.loads(call)
+        message = (True, pickle.dumps(fn(join(rank, *place), *args)))
+    except BaseException as error:  # whatever ends a rank is reported by the parent
+        message = (False, pickle.dumps(_failure(error)))
+    connection.send(message)
+    connection.close()
+    _leave(message[0])
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    is_input = isinstance(error, InputError)
+    text = str(error) if is_input else f"{type(error).__name__}: {error}"
+    # gloo and nccl append a native stack trace: the first line says it all.
+    line = " ".join(text.strip().split("\n")[0].split())
+    return {"is_input": is_input, "text": line, "trace": traceback.format_exc(), "when": time.time()}
+
+
+def _end_with_parent() -> None:
+    """A rank whose parent is gone has nobody to answer to: it ends, even from inside a collective."""
+    parent = mp.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(_ORPHANED)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+def _leave(ok: bool) -> None:
+    import torch.distributed as dist
+
+    if ok and dist.is_initialized():
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A failed rank leaves at once: destroying the group would wait for the peers that still wait for it.
+    os._exit(0)

@@ -188,9 +188,7 @@ def _install_self() -> None:
 
 
 def _try_imports() -> None:
-    subprocess.run(
-        [str(VENV / "bin" / "python"), "-c", "import torch, latent_moe.tail_variants.registry"], check=True
-    )
+    subprocess.run([str(VENV / "bin" / "python"), "-c", "import torch, latent_moe.layer"], check=True)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit, progress
     from latent_moe.lab.microbench.record import default_profiler, record
-    from latent_moe.lab.microbench.sweep import known_tail
     from latent_moe.platform import describe
+    from latent_moe.tail_variants.registry import known_tail
 
     profiler = args.profiler or default_profiler()
     work = _workload(args, describe().kind)

@@ -37,8 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--collectives",
         choices=("torch", "vllm"),
         default="torch",
-        help="whose: torch.distributed (default), or those that a vLLM server of this machine uses (overlap, pipelined and "
-        "token_parallel wait on handles, which vLLM has none of: theirs stay torch.distributed's)",
+        help="whose: torch.distributed (default), or those that a vLLM server of this machine uses (a tail that waits on "
+        "handles keeps torch.distributed's, as vLLM has no handles)",
     )
     parser.add_argument(
         "--variants",
@@ -109,9 +109,9 @@ def _merge(answers: list[dict]) -> dict:
 def _sweep(args: Namespace, machine):
     from latent_moe.config import preset
     from latent_moe.errors import InputError
-    from latent_moe.lab.microbench.sweep import Sweep, known_tail
+    from latent_moe.lab.microbench.sweep import Sweep
     from latent_moe.parallel import TORCH, VLLM
-    from latent_moe.tail_variants.registry import TAILS
+    from latent_moe.tail_variants.registry import NAMES, known_tail
 
     gpu = machine.kind != "cpu"
     tokens = args.tokens or (POWERS if gpu else POWERS[:9])
@@ -123,7 +123,7 @@ def _sweep(args: Namespace, machine):
         _check_vllm(args, machine)
     if not gpu and args.mode in ("graph", "both"):
         raise InputError("tails: --mode graph needs a GPU")
-    names = args.tails or list(TAILS)
+    names = args.tails or NAMES
     modes = {"both": ("eager", "graph"), None: ("eager", "graph") if gpu else ("eager",)}.get(
         args.mode, (args.mode,)
     )
@@ -159,12 +159,11 @@ def _check_vllm(args: Namespace, machine) -> None:
 def _variant(spec: str):
     """ "pipelined:chunks=3,accumulate=add" -> (name, tail, options)."""
     from latent_moe.errors import InputError
-    from latent_moe.lab.microbench.sweep import known_tail
+    from latent_moe.tail_variants.registry import known_tail
 
     name, _, rest = spec.partition(":")
     pairs = [item.partition("=") for item in rest.split(",")]
-    function = known_tail(name).function
-    accepted = function.__code__.co_varnames[5 : function.__code__.co_argcount]
+    accepted = known_tail(name).options
     for key, _, value in pairs:
         if key not in accepted or not value:
             raise InputError(f"tails: --variants {spec}: {name} takes {', '.join(accepted) or 'no options'}")

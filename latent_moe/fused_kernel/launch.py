@@ -48,7 +48,7 @@ def norm_project_accumulate(
     """out [T, N] += RMSNorm(x [T, K]; gain [K], eps) @ weight [N, K]^T, in place; fp32 sums, same bits every run.
 
     `out` may be a strided view whose rows are contiguous. eps None: no norm; gain None: a norm whose gain is folded
-    into the weight (`tails.norm.fold_gain`), the faster form. One workspace is kept per device and
+    into the weight (`tails.fold_gain`), the faster form. One workspace is kept per device and
     shape: launches of one shape must follow each other, on one stream or ordered by events, as a model's layers do.
 
     Raises InputError for shapes, strides or dtypes the kernel does not take.

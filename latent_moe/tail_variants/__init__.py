@@ -1,1 +1,1 @@
-"""The other tails, one file each; `registry` holds all of them by name."""
+"""Tails beside the two of the change, one file a tail; `registry` names them all."""

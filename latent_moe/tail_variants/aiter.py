@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
 
 KERNELS = ("torch", "aiter")
 
@@ -16,7 +16,7 @@ KERNELS = ("torch", "aiter")
 def check_kernels(kernels: str) -> None:
     """Raise InputError for an unknown choice, and for aiter where it cannot run."""
     if kernels not in KERNELS:
-        raise InputError(f"kernels {kernels!r} is none of {', '.join(KERNELS)}")
+        raise unknown("kernels", kernels, KERNELS)
     reason = why_no_aiter() if kernels == "aiter" else None
     if reason is not None:
         raise InputError(f"kernels 'aiter': {reason}")
@@ -31,7 +31,7 @@ def why_no_aiter() -> str | None:
     return None
 
 
-def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm of x [T, L] with weight [L] -> [T, L]."""
     from aiter.ops.rmsnorm import rmsnorm2d_fwd  # type: ignore[import-not-found]
 
@@ -43,9 +43,3 @@ def project(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     from aiter.tuned_gemm import tgemm  # type: ignore[import-not-found]
 
     return tgemm.mm(hidden, weight)
-
-
-def norm_and_accumulate(latent, module, weight, own) -> None:
-    """own [T, N] += norm(latent [T, L]) @ weight [N, L]^T in place; `module` is the RMSNorm, None: no norm."""
-    hidden = latent if module is None else norm(latent, module.weight, module.eps)  # [T, L]
-    own += project(hidden, weight)  # [T, N]

@@ -5,14 +5,14 @@ T tokens, H hidden, L latent, tp ranks; W_r [H/tp, L].
 
 import torch
 
-from latent_moe.fused_kernel import norm_project_accumulate, why_not
-from latent_moe.fused_kernel.launch import DTYPES as FUSED_DTYPES
+from latent_moe.fused_kernel import DTYPES, norm_project_accumulate, why_not
 from latent_moe.parallel import TensorParallel
+from latent_moe.tail_variants.declaration import Tail
 
-__all__ = ["FUSED_DTYPES", "fused", "refuse_fused"]
 
-
-def fused(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
+def fused(
+    routed: torch.Tensor, shared: torch.Tensor, weight: torch.Tensor, norm, tp: TensorParallel
+) -> torch.Tensor:
     """l = AR(routed); shared[:, r] += norm(l) W_r^T in one launch; out = AR(shared).
 
     A norm whose gain is folded into W_r (`fold_gain`) makes the launch faster.
@@ -24,6 +24,8 @@ def fused(routed, shared, weight, norm, tp: TensorParallel) -> torch.Tensor:
     return tp.all_reduce(shared)  # [T, H]
 
 
-def refuse_fused(config, tp_size: int, tokens: int) -> str | None:
-    """Why the fused kernel cannot run here, or None."""
+def _refuse(config, tp_size: int, tokens: int) -> str | None:
     return why_not(config.hidden_size, config.latent_size or config.hidden_size)
+
+
+TAIL = Tail("fused", fused, "own", "column_parallel with one Triton launch", _refuse, DTYPES, folds_gain=True)

@@ -5,14 +5,20 @@ T tokens, H hidden, L latent, tp ranks; W_r [H/tp, L].
 
 import torch
 
+from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel
-from latent_moe.tail_variants.norm import apply_norm
-from latent_moe.tail_variants.pieces import pieces
-from latent_moe.tails import accumulate_into
+from latent_moe.tail_variants.declaration import Tail
+from latent_moe.tails import accumulate_into, apply_norm
 
 
 def pipelined(
-    routed, shared, weight, norm, tp: TensorParallel, accumulate: str = "epilogue", chunks: int = 2
+    routed: torch.Tensor,
+    shared: torch.Tensor,
+    weight: torch.Tensor,
+    norm,
+    tp: TensorParallel,
+    accumulate: str = "epilogue",
+    chunks: int = 2,
 ) -> torch.Tensor:
     """column_parallel on `chunks` pieces of T with asynchronous all-reduces, those of the latents first."""
     rows = pieces(routed.shape[0], chunks)
@@ -22,8 +28,29 @@ def pipelined(
     for piece, latent in zip(rows, latents, strict=True):
         latent.wait()
         hidden = apply_norm(norm, routed[piece])  # [T/chunks, L]
-        accumulate_into(shared[piece, columns], hidden, weight, accumulate)
+        accumulate_into(shared[piece, columns], hidden, weight, accumulate)  # [T/chunks, H/tp]
         sums.append(tp.all_reduce(shared[piece], async_op=True))
     for pending in sums:
         pending.wait()
     return shared  # [T, H]
+
+
+def pieces(tokens: int, count: int, multiple: int = 1) -> list[slice]:
+    """At most `count` consecutive row slices of nearly equal length, each but the last a multiple of `multiple`.
+
+    Raises InputError unless count is at least 1.
+    """
+    if count < 1:
+        raise InputError(f"chunks {count}: at least 1 is needed")
+    step = -(-tokens // (count * multiple)) * multiple
+    return [slice(start, min(start + step, tokens)) for start in range(0, tokens, max(step, 1))]
+
+
+TAIL = Tail(
+    "pipelined",
+    pipelined,
+    "own",
+    "column_parallel in chunks, all-reduces under GEMMs",
+    gemm_rows="chunks",
+    waits=True,
+)

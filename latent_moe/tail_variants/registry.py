@@ -1,86 +1,70 @@
-"""The tails of a latent MoE layer: what happens after the experts, as plain functions.
+"""The tails by name. A new tail is one file in this folder that declares its TAIL, and one line in NAMES.
 
-T tokens, H hidden, L latent, tp ranks. On each rank `routed` [T, L] and `shared` [T, H] are partial sums: the
-ranks' tensors add up to the experts' outputs. W is the up-projection [H, L], W_r its H/tp rows of rank r.
-Every tail returns the same out [T, H] on every rank, up to rounding; `routed` and `shared` may be overwritten.
+T tokens. Names need no torch; a tail's file, and torch with it, is imported when the tail is looked up.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 
-import torch
+from latent_moe.errors import unknown
+from latent_moe.tail_variants.declaration import Tail
 
-from latent_moe.tail_variants.fused import FUSED_DTYPES, fused, refuse_fused
-from latent_moe.tail_variants.norm import RMSNorm, apply_norm, fold_gain
-from latent_moe.tail_variants.overlap import overlap
-from latent_moe.tail_variants.pipelined import pipelined
-from latent_moe.tail_variants.token_parallel import token_parallel
-from latent_moe.tails import column_parallel, replicated
-
-
-def never_refuses(config: Any, tp_size: int, tokens: int) -> str | None:
-    """For tails with no condition of their own."""
-    return None
-
-
-__all__ = [
-    "TAILS",
-    "RMSNorm",
-    "Tail",
-    "apply_norm",
-    "column_parallel",
-    "fold_gain",
-    "fused",
-    "overlap",
-    "pipelined",
+# In the order in which tables and plots show them.
+NAMES = (
     "replicated",
+    "column_parallel",
+    "overlap",
     "token_parallel",
-]
+    "pipelined",
+    "fused",
+)
+# Not a tail: at each T the one that a chooser names.
+AUTO = "auto"
+ASKABLE = (*NAMES, AUTO)
+DEFAULT = "column_parallel"
 
 
-@dataclass(frozen=True)
-class Tail:
-    """A tail by name.
+class _Tails(Mapping[str, Tail]):
+    """Name -> Tail, in the order of NAMES."""
 
-    `rows` says which rows of W the function takes: "all" or this rank's "own". `refuse(config, tp_size, tokens)`
-    is the tail's own condition beyond those of every sharded tail: why it cannot run there, or None. `dtypes`: those
-    the function takes, None for any. `folds_gain`: the tail is at its best with the norm's gain folded into W.
-    `traceable`: torch.compile may look into it; one that decides by T, waits on handles or changes streams it may not.
-    """
+    def __getitem__(self, name: str) -> Tail:
+        if name not in NAMES:
+            raise KeyError(name)
+        return _declared(name)
 
-    name: str
-    function: Callable[..., torch.Tensor]
-    rows: str
-    summary: str
-    refuse: Callable[[Any, int, int], str | None] = never_refuses
-    dtypes: tuple[torch.dtype, ...] | None = None
-    folds_gain: bool = False
-    traceable: bool = False
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
 
-    def takes(self, dtype: torch.dtype | None) -> bool:
-        """Whether the function takes partials of this dtype; None asks about no dtype in particular."""
-        return self.dtypes is None or dtype is None or dtype in self.dtypes
+    def __len__(self) -> int:
+        return len(NAMES)
 
 
-TAILS = {
-    tail.name: tail
-    for tail in (
-        Tail("replicated", replicated, "all", "every rank does the whole up-projection", traceable=True),
-        Tail(
-            "column_parallel",
-            column_parallel,
-            "own",
-            "each rank its columns; the all-reduce stitches",
-            traceable=True,
-        ),
-        Tail("overlap", overlap, "all", "the whole up-projection under the shared experts' all-reduce"),
-        Tail(
-            "token_parallel", token_parallel, "all", "each rank its tokens: reduce-scatter, end, all-gather"
-        ),
-        Tail("pipelined", pipelined, "own", "column_parallel in chunks, all-reduces under GEMMs"),
-        Tail(
-            "fused", fused, "own", "column_parallel with one Triton launch", refuse_fused, FUSED_DTYPES, True
-        ),
-    )
+TAILS = _Tails()
+
+
+def known_tail(name: str) -> Tail:
+    """The tail called `name`. Raises InputError that names the tails there are."""
+    check_name(name, NAMES)
+    return TAILS[name]
+
+
+def check_name(name: object, known: tuple[str, ...] = ASKABLE) -> None:
+    """Raise InputError unless `name` is a tail's, or "auto"."""
+    if name not in known:
+        raise unknown("tail", name, known)
+
+
+@cache
+def _declared(name: str) -> Tail:
+    if name in _OF_THE_CHANGE:
+        function = getattr(import_module("latent_moe.tails"), name)
+        return Tail(name, function, *_OF_THE_CHANGE[name], traceable=True)
+    return import_module(f"latent_moe.tail_variants.{name}").TAIL
+
+
+# tails.py holds the change and nothing else: its two functions are declared here, rows and summary.
+_OF_THE_CHANGE = {
+    "replicated": ("all", "every rank does the whole up-projection"),
+    "column_parallel": ("own", "each rank its columns; the all-reduce stitches"),
 }

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.layer import LatentMoE, SeededWeights
+from latent_moe.layer import LatentMoE
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner import Choose, ROCmLatentMoERunner
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify.reference import relative_error
+from latent_moe.weights import SeededWeights
 
 
 @dataclass

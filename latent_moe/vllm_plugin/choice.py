@@ -1,24 +1,28 @@
-"""Which tail a layer of the server ends with, why, and the line in the server's log that says so.
+"""Which tail a layer of the server ends with and why, the line in the server's log that says so, and the tail's weight.
 
-T tokens, H hidden, L latent, tp ranks.
+T tokens, H hidden, L latent, tp ranks; W [H, L], W_r [H/tp, L].
 """
+
+from __future__ import annotations
 
 import logging
 import os
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.errors import InputError
-from latent_moe.runner import Choose
-from latent_moe.runner.eligibility import folds_gain, refusal
-from latent_moe.tail_variants.registry import TAILS
-from latent_moe.vllm_plugin.up_projection import UpProjectionWeight
+from latent_moe.errors import InputError, unknown
+from latent_moe.parallel import TensorParallel
+from latent_moe.runner import Choose, folds_gain, refusal
+from latent_moe.tail_variants.registry import ASKABLE, AUTO, DEFAULT, TAILS
+from latent_moe.tails import fold_gain
 
 logger = logging.getLogger("vllm.latent_moe")
-DEFAULT, AUTO = "column_parallel", "auto"
-_said: set[str] = set()
+FOLDED_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_gathered_bytes: list[int] = []
+_logged: set[str] = set()
 _choosers: list[Choose] = []
 
 
@@ -33,8 +37,8 @@ def asked_tail() -> str:
     Raises InputError naming the tails there are, and for `auto` where nothing was handed over that chooses.
     """
     name = os.environ.get("LATENT_MOE_TAIL") or DEFAULT
-    if name != AUTO and name not in TAILS:
-        raise InputError(f"LATENT_MOE_TAIL={name} is none of {', '.join([*TAILS, AUTO])}")
+    if name not in ASKABLE:
+        raise unknown("LATENT_MOE_TAIL", name, ASKABLE)
     if name == AUTO and not _choosers:
         raise InputError("LATENT_MOE_TAIL=auto: vLLM loaded this plugin without what chooses a tail")
     return name
@@ -50,17 +54,17 @@ class TailChoice:
     reason: str | None = None
 
     @classmethod
-    def of_layer(cls, asked: str, runner, weight: UpProjectionWeight | None, ranks) -> "TailChoice":
+    def of_layer(cls, asked: str, runner, weight: UpProjectionWeight | None, ranks) -> TailChoice:
         """Decide for one layer of the server, from what vLLM's runner knows about it."""
         if weight is None:
             return cls(asked, None, ranks.size, "the layer has no up-projection from a latent space")
         config = _config_of(runner, weight)
         tail = TAILS[DEFAULT if asked == AUTO else asked]
-        no = refusal(tail, config, ranks.size, has_up_projection=True, output_is_reduced=False, tokens=None)
-        if no is None and asked != AUTO:
+        refused = refusal(tail, config, ranks.size)
+        if refused is None and asked != AUTO:
             # For one token: the tail's own condition there is about the machine, the sizes and the dtype.
-            no = refusal(tail, config, ranks.size, tokens=1, dtype=weight.dtype)
-        reason = no.text if no else None
+            refused = refusal(tail, config, ranks.size, tokens=1, dtype=weight.dtype)
+        reason = refused.text if refused else None
         if reason is None and runner.moe_config.skip_final_all_reduce:
             reason = "a later layer does the final all-reduce"
         if reason is None and config.shared_width == 0:
@@ -118,8 +122,8 @@ class TailChoice:
     def _log_shape(self, name: str, tokens: int, rows: torch.Tensor, hidden: int, rank: int) -> None:
         part = "all" if rows.shape[0] == hidden else f"this rank's {rows.shape[0]}"
         shape = f"M=T N={rows.shape[0]} K={rows.shape[1]}"
-        if shape + name not in _said and rank == 0:
-            _said.add(shape + name)
+        if shape + name not in _logged and rank == 0:
+            _logged.add(shape + name)
             logger.info(
                 "latent_moe: tail %s ran the up-projection GEMM %s (%s of %d rows; first at T=%d)",
                 *(name, shape, part, hidden, tokens),
@@ -147,6 +151,82 @@ def _config_of(runner, weight: UpProjectionWeight) -> LatentMoEConfig:
 def _say_once(tp_size: int, line: str) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    if line not in _said and (tp_size == 1 or get_tensor_model_parallel_rank() == 0):
-        _said.add(line)
+    if line not in _logged and (tp_size == 1 or get_tensor_model_parallel_rank() == 0):
+        _logged.add(line)
         logger.info(line)
+
+
+_gathered_bytes: list[int] = []
+
+
+class UpProjectionWeight:
+    """W as the tails take it: `all` rows, or this rank's `own`.
+
+    vLLM gives either all rows to every rank, or (0.32's Kimi-K3) only its own. From all rows a rank's own are a view;
+    from its own the whole is gathered once, right after loading, when the tail that was asked for needs it: the
+    alternative, shard + all-gather in every step, is a third thing and not the baseline.
+    """
+
+    def __init__(self, up_proj: nn.Module, tp: TensorParallel, own_rows_only: bool):
+        self.tp = tp
+        self.own_rows_only = own_rows_only
+        self.hidden_size = up_proj.weight.shape[0] * (tp.size if own_rows_only else 1)
+        self.latent_size = up_proj.weight.shape[1]
+        self.dtype = up_proj.weight.dtype
+        self._kept: torch.Tensor | None = None
+        self._whole: torch.Tensor | None = None
+
+    def keep(self, weight: torch.Tensor, whole: bool) -> torch.Tensor:
+        """Take hold of the loaded weight; with `whole` gather all rows if this rank has only its own.
+
+        Returns the tensor that the module should hold from now on: the same rows, as a view of the whole where that was
+        gathered, so that this rank's rows are not held twice.
+        """
+        self._kept = weight
+        self._whole = None if self.own_rows_only else weight
+        if self._whole is None and whole:
+            self._whole = self.tp.all_gather(weight.contiguous())  # [H, L]
+            self._kept = self._whole[self.tp.columns(self.hidden_size)]  # [H/tp, L]
+            _say_gathered((self._whole.numel() - weight.numel()) * weight.element_size())
+        return self._kept
+
+    @property
+    def own(self) -> torch.Tensor:
+        """W_r [H/tp, L]."""
+        assert self._kept is not None, "the weights are not loaded yet"
+        return self._kept if self.own_rows_only else self._kept[self.tp.columns(self.hidden_size)]
+
+    @property
+    def all(self) -> torch.Tensor:
+        """W [H, L]."""
+        assert self._whole is not None, "all rows were asked for, but not gathered after loading"
+        return self._whole
+
+
+def _say_gathered(extra_bytes: int) -> None:
+    """One line a layer: what keeping all rows costs this rank, by itself and so far (K3 at tp 8: 4.1 GB in the end)."""
+    _gathered_bytes.append(extra_bytes)
+    total = sum(_gathered_bytes)
+    text = "latent_moe: all rows of the up-projection gathered, %d bytes more on this rank (%d in all)"
+    logger.info(text, extra_bytes, total)
+
+
+def keep_after_loading(up_proj: nn.Module, weight: UpProjectionWeight, whole: bool, fold_from=None) -> None:
+    """Arrange that `weight` keeps up_proj's tensor when vLLM has loaded it, before vLLM repacks it.
+
+    The CPU backend packs linear weights for its own kernel and empties the original: the reference taken here
+    outlives that. `fold_from` is the norm whose gain is to be folded into the tensor first; weights that are
+    quantised stay as they are.
+    """
+    method = up_proj.quant_method
+    process = method.process_weights_after_loading
+
+    def keep_then_process(layer: nn.Module) -> None:
+        if fold_from is not None and layer.weight.dtype in FOLDED_DTYPES:
+            # Weights may be loaded again, norm and all; a gain that is folded already is one, and harmless.
+            fold_from.folded = False
+            fold_gain(layer.weight.data, fold_from)
+        layer.weight.data = weight.keep(layer.weight.data, whole)
+        process(layer)
+
+    method.process_weights_after_loading = keep_then_process

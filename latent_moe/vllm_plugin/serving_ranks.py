@@ -5,13 +5,18 @@ all-reduce, symmetric memory, shared memory on a CPU: what the server would use 
 torch.distributed on the same group, as vLLM has none.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
+    destroy_model_parallel,
     get_tp_group,
+    init_distributed_environment,
+    initialize_model_parallel,
     tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
     tensor_model_parallel_reduce_scatter,
@@ -60,3 +65,18 @@ class ServingRanks(TensorParallel):
 
     def _count(self, kind: str, x: torch.Tensor) -> None:
         return None
+
+
+@contextmanager
+def serving_ranks(tp: TensorParallel) -> Iterator[TensorParallel]:
+    """The ranks of `tp`, two or more, with the communicators that a vLLM server makes for them.
+
+    On every rank together. Collectives that vLLM has none of its own for stay torch.distributed's, as in a server.
+    """
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(tp.size, tp.rank, local_rank=tp.rank, backend=dist.get_backend(tp.group))
+        initialize_model_parallel(tp.size)
+    try:
+        yield ServingRanks.of_server()
+    finally:
+        destroy_model_parallel()

@@ -12,10 +12,9 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from latent_moe.errors import InputError
 from latent_moe.vllm_plugin import custom_op
-from latent_moe.vllm_plugin.choice import TailChoice, asked_tail
+from latent_moe.vllm_plugin.choice import TailChoice, UpProjectionWeight, asked_tail, keep_after_loading
 from latent_moe.vllm_plugin.interface import interface
 from latent_moe.vllm_plugin.serving_ranks import ServingRanks
-from latent_moe.vllm_plugin.up_projection import UpProjectionWeight, keep_after_loading
 
 logger = logging.getLogger("vllm.latent_moe")
 

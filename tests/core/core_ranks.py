@@ -9,11 +9,12 @@ import torch
 
 from latent_moe.config import TINY
 from latent_moe.errors import InputError
-from latent_moe.layer import LatentMoE, LatentMoELM, SeededWeights, load
+from latent_moe.layer import LatentMoE, LatentMoELM
 from latent_moe.runner import ROCmLatentMoERunner
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.tails import column_parallel, replicated
 from latent_moe.verify.checks import Spy
+from latent_moe.weights import SeededWeights, load
 
 SEED, TOKENS = 11, 16
 

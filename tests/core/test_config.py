@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from latent_moe.config import DEMO, KIMI_K3, TINY, from_hf, preset
-from latent_moe.config_file import to_hf
+from latent_moe.config import DEMO, KIMI_K3, TINY, from_hf, preset, to_hf
 from latent_moe.errors import InputError
 
 K3_JSON = {

@@ -5,10 +5,9 @@ import torch
 
 from latent_moe.config import TINY
 from latent_moe.parallel import TensorParallel
-from latent_moe.runner import MoERunner, ROCmLatentMoERunner
-from latent_moe.runner.eligibility import folds_gain
-from latent_moe.tail_variants.norm import RMSNorm, apply_norm, fold_gain
-from latent_moe.vllm_plugin.up_projection import UpProjectionWeight, keep_after_loading
+from latent_moe.runner import MoERunner, ROCmLatentMoERunner, folds_gain
+from latent_moe.tails import RMSNorm, apply_norm, fold_gain
+from latent_moe.vllm_plugin.choice import UpProjectionWeight, keep_after_loading
 
 
 def draw(*shape, seed):

@@ -12,11 +12,10 @@ import latent_moe
 PACKAGE = Path(latent_moe.__file__).parent
 CORE = (
     "config",
-    "config_file",
     "parallel",
     "platform",
     "ranks",
-    "rank_process",
+    "weights",
     "tail_variants",
     "tails",
     "runner",

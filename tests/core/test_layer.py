@@ -7,12 +7,11 @@ from core_ranks import SEED, x_for
 
 from latent_moe.config import TINY
 from latent_moe.errors import InputError
-from latent_moe.layer import LatentMoE, SeededWeights, load, save, save_random_model, shard, tensor_shapes
-from latent_moe.layer.experts import glu
-from latent_moe.layer.router import Gate, Router
+from latent_moe.layer import Gate, LatentMoE, Router, glu, save_random_model
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import ROCmLatentMoERunner
 from latent_moe.verify import reference, relative_error
+from latent_moe.weights import SeededWeights, load, save, shard, tensor_shapes
 
 CASES = {
     "situ": TINY,

@@ -8,11 +8,12 @@ from core_ranks import SEED, x_for
 from latent_moe.config import TINY
 from latent_moe.errors import InputError
 from latent_moe.lab.cost.auto_tail import choose
-from latent_moe.layer import LatentMoE, SeededWeights
+from latent_moe.layer import LatentMoE
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import MoERunner, ROCmLatentMoERunner, refusal
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify import reference, relative_error
+from latent_moe.weights import SeededWeights
 
 # The layer, runner arguments, and how the reason begins.
 REFUSED = {
@@ -133,7 +134,7 @@ def test_every_tail_by_name_and_a_gathered_whole():
     [
         ({"tail": "magic"}, "unknown tail 'magic'"),
         ({"tail": "auto"}, "tail 'auto' needs `choose`"),
-        ({"accumulate": "x"}, "accumulate 'x' is none of"),
+        ({"accumulate": "x"}, "unknown accumulate 'x'"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -6,8 +6,7 @@ import torch
 
 from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel, launch
-from latent_moe.tail_variants.norm import RMSNorm
-from latent_moe.tails import column_parallel
+from latent_moe.tails import RMSNorm, column_parallel
 
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
@@ -44,7 +43,7 @@ def test_same_collectives_with_the_same_bytes(ran):
 
 def test_unknown_accumulate():
     x = torch.zeros(2, 4)
-    with pytest.raises(InputError, match="accumulate 'magic' is none of epilogue, add"):
+    with pytest.raises(InputError, match=r"unknown accumulate 'magic' \(there are: epilogue, add\)"):
         column_parallel(x, x.clone(), torch.zeros(4, 4), None, TensorParallel.single(), accumulate="magic")
 
 

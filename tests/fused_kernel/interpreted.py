@@ -15,7 +15,7 @@ from latent_moe.fused_kernel import norm_project_accumulate
 from latent_moe.fused_kernel.plan import Plan, by_rule
 from latent_moe.parallel import launch
 from latent_moe.tail_variants.fused import fused
-from latent_moe.tail_variants.norm import RMSNorm
+from latent_moe.tails import RMSNorm
 from tools.studies.tune_fused import _plan_us
 
 POISON = -777.0

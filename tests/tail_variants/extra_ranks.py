@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
-from latent_moe.tail_variants.norm import RMSNorm
 from latent_moe.tail_variants.registry import TAILS
+from latent_moe.tails import RMSNorm
 
 H, L = 64, 32
 TOKENS = (1, 3, 7, 16, 33)

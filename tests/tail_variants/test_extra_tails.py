@@ -7,10 +7,9 @@ from extra_ranks import H, L
 
 from latent_moe.errors import InputError
 from latent_moe.parallel import TensorParallel, launch
-from latent_moe.tail_variants.pieces import padded_rows, pieces
-from latent_moe.tail_variants.pipelined import pipelined
+from latent_moe.tail_variants.pipelined import pieces, pipelined
 from latent_moe.tail_variants.registry import TAILS
-from latent_moe.tail_variants.token_parallel import token_parallel
+from latent_moe.tail_variants.token_parallel import padded_rows, token_parallel
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2}
 

@@ -7,9 +7,9 @@ import torch
 
 from latent_moe.cli import main
 from latent_moe.errors import InputError
-from latent_moe.layer import SeededWeights
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.verify import BOUNDS, _summary, checked_config, inputs, reference, verify
+from latent_moe.weights import SeededWeights
 
 
 def _assert_passes(answer, tp):

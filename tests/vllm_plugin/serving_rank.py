@@ -3,7 +3,7 @@
 import torch
 
 from latent_moe.parallel import TensorParallel
-from latent_moe.vllm_plugin.standalone import serving_ranks
+from latent_moe.vllm_plugin.serving_ranks import serving_ranks
 
 
 def sums(tp: TensorParallel) -> dict:

@@ -13,12 +13,12 @@ import torch
 
 from latent_moe.config import KIMI_K3
 from latent_moe.errors import InputError
-from latent_moe.layer import SeededWeights
 from latent_moe.parallel import launch
-from latent_moe.verify import oracle_rank
+from latent_moe.verify import oracle
 from latent_moe.verify.oracle import CONFIG
 from latent_moe.verify.reference import inputs, relative_error
-from latent_moe.vllm_plugin import kimi_k3
+from latent_moe.vllm_plugin import register as plugin
+from latent_moe.weights import SeededWeights
 
 pytestmark = pytest.mark.vllm
 TOKENS, SEED, TP = 24, 3, 2
@@ -30,8 +30,8 @@ def _loaded(tp, weights):
     """vLLM's layer, filled with this rank's shards, after vLLM's own processing of loaded weights."""
     from vllm.models.kimi_k3.amd.linear import KimiMoE
 
-    layer = KimiMoE(oracle_rank._kimi_config(CONFIG), prefix="model.layers.0.block_sparse_moe")
-    oracle_rank._fill(layer, tp, CONFIG, weights)
+    layer = KimiMoE(oracle._kimi_config(CONFIG), prefix="model.layers.0.block_sparse_moe")
+    oracle._fill(layer, tp, CONFIG, weights)
     rows = layer.routed_expert_up_proj.weight.shape[0]
     for module in layer.modules():
         method = getattr(module, "quant_method", None)
@@ -68,12 +68,12 @@ def tail_of_k3(tp, tail: str) -> dict:
     config.parallel_config.tensor_parallel_size = tp.size
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(set_current_vllm_config(config))
-        oracle_rank._join_vllm(tp, stack)
-        theirs = oracle_rank._vllm_layer(tp, CONFIG, weights)
+        oracle._join_vllm(tp, stack)
+        theirs = oracle._vllm_layer(tp, CONFIG, weights)
         config.compilation_config.static_forward_context.clear()
         _listen(said)
-        kimi_k3.give_runner()
-        kimi_k3.give_runner()  # vLLM may load its plugins more than once in a process
+        plugin.give_runner()
+        plugin.give_runner()  # vLLM may load its plugins more than once in a process
         ours, rows = _loaded(tp, weights)
         with set_forward_context(None, config):
             out = ours(x.clone()).clone()
@@ -82,7 +82,7 @@ def tail_of_k3(tp, tail: str) -> dict:
             theirs.experts
         )
         with set_forward_context(None, config):
-            expected = oracle_rank._run(theirs, x)
+            expected = oracle._run(theirs, x)
         return _facts(ours, rows, out, expected, said)
 
 
@@ -185,13 +185,13 @@ class OtherArgument:
 def test_what_an_unknown_vllm_lacks_is_named(changes, lacks):
     if changes.get("KimiRoutedOutputTransform") is SimpleNamespace:
         changes = {"KimiRoutedOutputTransform": SimpleNamespace()}
-    assert lacks in kimi_k3.missing(linear_module(**changes))
+    assert lacks in plugin.missing(linear_module(**changes))
 
 
 def test_the_installed_vllm_is_one_we_know():
     linear = pytest.importorskip("vllm.models.kimi_k3.amd.linear")
-    assert kimi_k3.missing(linear) == []
-    assert kimi_k3.missing(linear_module()) == []
+    assert plugin.missing(linear) == []
+    assert plugin.missing(linear_module()) == []
 
 
 def test_an_unknown_interface_is_refused_with_vllms_version(monkeypatch):
@@ -199,5 +199,5 @@ def test_an_unknown_interface_is_refused_with_vllms_version(monkeypatch):
     monkeypatch.setattr(linear, "KimiMoE", OtherName)
     before = linear.ROCmLatentMoERunner
     with pytest.raises(InputError, match=r"vLLM 0\.32\S*: its Kimi-K3 .* KimiMoE building its experts"):
-        kimi_k3.give_runner()
+        plugin.give_runner()
     assert linear.ROCmLatentMoERunner is before

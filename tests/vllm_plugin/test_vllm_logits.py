@@ -13,8 +13,9 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.lab.bench.model_dir import write_tokenizer
 from latent_moe.lab.bench.server import Server, SupervisedProcess, free_ports
 from latent_moe.lab.bench.session import gemm_line
-from latent_moe.layer import LatentMoELM, load, save_random_model
+from latent_moe.layer import LatentMoELM, save_random_model
 from latent_moe.parallel import launch
+from latent_moe.weights import load
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from latent_moe.errors import InputError, unknown
 from latent_moe.lab.bench.model_dir import model_config
-from latent_moe.lab.cost.tail import AUTO, TAIL_NAMES
+from latent_moe.tail_variants.registry import ASKABLE
 from latent_moe.vllm_plugin.register import TAIL_VARIABLE
 
 DEFAULT_PORT = 8000  # vLLM's own
@@ -177,9 +177,9 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         tail = self.tail_of(arm)
         if tail is None and self.model.preset is not None:
             raise InputError(f"[arms.{arm}] env says no {TAIL_VARIABLE}")
-        if tail is not None and "$" not in tail and tail not in (*TAIL_NAMES, AUTO):
+        if tail is not None and "$" not in tail and tail not in ASKABLE:
             raise InputError(
-                f"[arms.{arm}] {TAIL_VARIABLE}={tail} is none of {', '.join((*TAIL_NAMES, AUTO))}"
+                f"[arms.{arm}] {TAIL_VARIABLE}={tail} is none of {', '.join(ASKABLE)}"
             )
 
     def _check_port(self, arm: str) -> None:

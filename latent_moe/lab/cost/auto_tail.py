@@ -16,11 +16,8 @@ from latent_moe.lab.cost import hardware, tail_timings
 from latent_moe.lab.cost.tail import best_tail, measured_best
 from latent_moe.parallel import TORCH, TensorParallel
 from latent_moe.platform import Platform, describe
-from latent_moe.runner.eligibility import refusal
-from latent_moe.tail_variants.registry import TAILS
-
-FALLBACK = "column_parallel"
-
+from latent_moe.runner import refusal
+from latent_moe.tail_variants.registry import DEFAULT, TAILS
 
 _this_machine = cache(describe)
 
@@ -67,7 +64,7 @@ def _mode() -> str:
 def _pick(tokens: int, config, tp_size: int, where: Situation, folder: str) -> tuple[str, str]:
     allowed = [name for name, tail in TAILS.items() if not refusal(tail, config, tp_size, tokens=tokens)]
     if allowed == ["replicated"]:
-        refused = refusal(TAILS[FALLBACK], config, tp_size, tokens=tokens)
+        refused = refusal(TAILS[DEFAULT], config, tp_size, tokens=tokens)
         return "replicated", f"nothing to choose from: {refused.text if refused else 'no other tail can run'}"
     measured, unusable = _measured(tokens, config, tp_size, where, allowed)
     if measured is not None:
@@ -145,4 +142,4 @@ def _modelled(tokens, config, tp_size, device: str, allowed) -> tuple[str, str]:
 
 
 def _fallback(allowed) -> str:
-    return FALLBACK if FALLBACK in allowed else "replicated"
+    return DEFAULT if DEFAULT in allowed else "replicated"

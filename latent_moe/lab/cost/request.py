@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from latent_moe import config as configs
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
 from latent_moe.lab import recordings
 from latent_moe.lab.cost import hardware, runs, throughput_table
 from latent_moe.lab.cost.predict import Setup
-from latent_moe.lab.cost.tail import AUTO, TAIL_NAMES, check_case
+from latent_moe.lab.cost.tail import TAIL_NAMES, check_case
+from latent_moe.tail_variants.registry import AUTO
 
 DEFAULTS: dict[str, Any] = {
     "tp": 8,
@@ -184,9 +185,7 @@ def _tails(given: Mapping[str, Any], of_runs: bool) -> tuple[tuple[str, str], tu
         stated = (given.get("arms", {}).get(name) or {}).get("tail")
         found[role] = stated or (name if name in (*TAIL_NAMES, AUTO) else usual)
         if found[role] not in (*TAIL_NAMES, AUTO):
-            raise InputError(
-                f"arm {name}: unknown tail {stated!r} (there are: {', '.join((*TAIL_NAMES, AUTO))})"
-            )
+            raise InputError(f"arm {name}: {unknown('tail', stated, (*TAIL_NAMES, AUTO))}")
         if of_runs and not stated and name != found[role]:
             notes.append(f"nothing says which tail the arm {name} runs: taken as {found[role]}")
     if found["baseline"] == found["candidate"]:

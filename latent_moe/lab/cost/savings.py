@@ -8,9 +8,10 @@ from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.errors import InputError
 from latent_moe.lab.cost.hardware import Hardware
 from latent_moe.lab.cost.interpolate import leave_one_out_error
-from latent_moe.lab.cost.tail import AUTO, best_tail, measured_best, tail_cost
+from latent_moe.lab.cost.tail import best_tail, measured_best, tail_cost
 from latent_moe.lab.cost.tail_timings import Line, first_of_modes, lines
 from latent_moe.lab.cost.terms import Cost, least_known
+from latent_moe.tail_variants.registry import AUTO
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from latent_moe.config import KIMI_K3, LatentMoEConfig
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
 from latent_moe.lab.cost import collectives
 from latent_moe.lab.cost.gemm import BYTES, gemm
 from latent_moe.lab.cost.hardware import Hardware
 from latent_moe.lab.cost.tail_timings import lines
 from latent_moe.lab.cost.terms import Cost, Term
+from latent_moe.tail_variants.registry import NAMES
 
 PIPELINE_CHUNKS = 2
 
@@ -149,9 +150,8 @@ _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "pipelined": _pipelined,
     "fused": _fused,
 }
-TAIL_NAMES = tuple(_TAILS)
-# Not a tail: the best one at each T.
-AUTO = "auto"
+# Those of the registry that the model has terms for.
+TAIL_NAMES = tuple(name for name in NAMES if name in _TAILS)
 # The model gives the fused kernel the library's GEMM rate. Measured on an H200 it leads up to T = 128 and is slower than
 # the library from 256 on (profiles/h200_tp8_shapes).
 FUSED_UP_TO = 128
@@ -171,7 +171,7 @@ def tail_cost(
     divide the hidden size. `collectives` False leaves them out, as recordings on one GPU do.
     """
     if tail not in _TAILS:
-        raise InputError(f"unknown tail {tail!r} (there are: {', '.join(_TAILS)})")
+        raise unknown("tail", tail, _TAILS)
     check_case(tokens, tp, config)
     case = Case(tokens, tp, hardware, config.hidden_size, config.expert_input_size, collectives)
     return Cost(tail, tokens, tp, tuple(_TAILS[tail](case)))

@@ -10,8 +10,8 @@ import torch
 from latent_moe.config import LatentMoEConfig
 from latent_moe.lab.microbench.timing import sets_needed
 from latent_moe.parallel import TensorParallel
-from latent_moe.tail_variants.norm import RMSNorm, fold_gain
-from latent_moe.tail_variants.registry import Tail
+from latent_moe.tail_variants.declaration import Tail
+from latent_moe.tails import RMSNorm, fold_gain
 
 
 @dataclass

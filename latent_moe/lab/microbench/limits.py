@@ -10,9 +10,7 @@ import torch
 
 from latent_moe.config import LatentMoEConfig
 from latent_moe.lab.cost import hardware
-
-# Tails whose compute is one norm, one GEMM of this rank's columns and one sum.
-ONE_SLICE = ("column_parallel", "fused")
+from latent_moe.tail_variants.registry import TAILS
 
 
 def limit_us(config: LatentMoEConfig, tp: int, tokens: int, dtype: str, machine: hardware.Hardware) -> float:
@@ -28,14 +26,16 @@ def limit_us(config: LatentMoEConfig, tp: int, tokens: int, dtype: str, machine:
 def with_limits(
     rows: Iterable[Mapping[str, Any]], config: LatentMoEConfig, tp: int, dtype: str, device: str
 ) -> list[dict[str, Any]]:
-    """The rows, those of ONE_SLICE tails with `limit_us` beside their times; as they are for an unknown device."""
+    """The rows, with `limit_us` beside the times of tails whose compute is one norm, one GEMM of this rank's columns and
+    one sum; as they are for an unknown device."""
     name = hardware.of_device(device)
     if name is None:
         return [dict(row) for row in rows]
     machine = hardware.get(name)
+    one_slice = {name for name, tail in TAILS.items() if tail.rows == "own" and tail.gemm_rows == "all"}
     return [
         {**row, "limit_us": round(limit_us(config, tp, row["tokens"], dtype, machine), 3)}
-        if row["tail"] in ONE_SLICE
+        if row["tail"] in one_slice
         else dict(row)
         for row in rows
     ]

@@ -11,16 +11,17 @@ import torch
 
 from latent_moe import platform
 from latent_moe.lab.microbench.inputs import make_inputs
-from latent_moe.lab.microbench.sweep import Sweep, known_tail, refused
+from latent_moe.lab.microbench.sweep import Sweep, refused
 from latent_moe.lab.microbench.workload import line_up, region_name
 from latent_moe.lab.recordings import Manifest, write_manifest
 from latent_moe.parallel import VLLM, TensorParallel
+from latent_moe.tail_variants.registry import TAILS, known_tail
 
 TRACE_LIMIT_BYTES = 500_000
 TRACE_STEPS = 3
 WITH_HANDLES = (
-    "Collectives without a handle go through vLLM's communicator, as in a server; those with one (overlap, pipelined, "
-    "token_parallel) through torch.distributed, as vLLM has none."
+    "Collectives without a handle go through vLLM's communicator, as in a server; those with one ({}) through "
+    "torch.distributed, as vLLM has none."
 )
 
 
@@ -75,7 +76,7 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
         date=date.today().isoformat(),
         command="latent-moe " + " ".join(_public(sys.argv[1:])),
         software=_software(machine, sweep),
-        notes=WITH_HANDLES if sweep.communicator == VLLM else "",
+        notes=_with_handles() if sweep.communicator == VLLM else "",
         files=files,
         parameters={
             "tp": sweep.shapes_of or tp,
@@ -87,6 +88,10 @@ def _manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platfor
             "variants": {name: dict(options, tail=tail) for name, tail, options in sweep.options},
         },
     )
+
+
+def _with_handles() -> str:
+    return WITH_HANDLES.format(", ".join(name for name, tail in TAILS.items() if tail.waits))
 
 
 def _public(arguments: list[str]) -> list[str]:
@@ -128,7 +133,7 @@ def _steps(tail, sweep: Sweep, tokens: int, tp: TensorParallel):
     def steps() -> None:
         for step in range(TRACE_STEPS):
             index = step % len(inputs.routed)
-            with platform.range(region_name(tail, sweep.config, tokens, tp.size, step)):
+            with platform.profiler_range(region_name(tail, sweep.config, tokens, tp.size, step)):
                 tail.function(
                     inputs.routed[index], inputs.shared[index], inputs.weights[index], inputs.norm, tp
                 )

@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from latent_moe.config import LatentMoEConfig
-from latent_moe.errors import InputError
 from latent_moe.lab.microbench.inputs import Inputs, float64_answer, make_inputs
 from latent_moe.lab.microbench.shapes_only import ShapesOnly
 from latent_moe.lab.microbench.timing import Timing, sample, summarise
 from latent_moe.parallel import TORCH, VLLM, TensorParallel
-from latent_moe.tail_variants.registry import TAILS, Tail
+from latent_moe.runner import size_refusal
+from latent_moe.tail_variants.declaration import Tail
+from latent_moe.tail_variants.registry import known_tail
 
 CHECK_UP_TO = {
     "cpu": 512,
@@ -58,13 +59,6 @@ class Sweep:
             yield name, known_tail(name), {}
         for name, tail, options in self.options:
             yield name, known_tail(tail), dict(options)
-
-
-def known_tail(name: str) -> Tail:
-    """The tail called `name`. Raises InputError that names the tails there are."""
-    if name not in TAILS:
-        raise InputError(f"unknown tail {name!r} (there are: {', '.join(TAILS)})")
-    return TAILS[name]
 
 
 def run_sweep(tp: TensorParallel, sweep: Sweep) -> dict[str, list[dict[str, Any]]]:
@@ -131,7 +125,7 @@ def ranks_for(tp: TensorParallel, sweep: Sweep) -> AbstractContextManager[Tensor
     if sweep.shapes_of:
         return nullcontext(ShapesOnly(rank=0, size=sweep.shapes_of, device=tp.device))
     if sweep.communicator == VLLM:
-        from latent_moe.vllm_plugin.standalone import serving_ranks
+        from latent_moe.vllm_plugin.serving_ranks import serving_ranks
 
         return serving_ranks(tp)
     return nullcontext(tp)
@@ -145,11 +139,8 @@ def shares(samples: int, rounds: int) -> list[int]:
 
 def refused(tail: Tail, sweep: Sweep, tp: TensorParallel, tokens: int) -> str | None:
     """Why this tail is not timed at this T, or None."""
-    if tail.rows == "own" and sweep.config.hidden_size % tp.size:
-        return f"tp {tp.size} does not divide H {sweep.config.hidden_size}"
-    if tail.name == "fused" and sweep.dtype == "float32":
-        return "the fused kernel takes bfloat16 and float16"
-    return tail.refuse(sweep.config, tp.size, tokens)
+    refused = size_refusal(tail, sweep.config, tp.size, tokens, getattr(torch, sweep.dtype))
+    return None if refused is None else refused.text
 
 
 def _time(tp, run, inputs: Inputs, samples: int, graph: bool) -> list[float]:

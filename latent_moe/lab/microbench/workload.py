@@ -20,7 +20,9 @@ from latent_moe.errors import InputError
 from latent_moe.lab.microbench import roctx_control
 from latent_moe.lab.microbench.inputs import make_inputs
 from latent_moe.parallel import TensorParallel, launch
-from latent_moe.tail_variants.registry import TAILS, Tail
+from latent_moe.runner import size_refusal
+from latent_moe.tail_variants.declaration import Tail
+from latent_moe.tail_variants.registry import TAILS, known_tail
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -42,34 +44,27 @@ class Workload:
         config = preset(self.preset)
         if not self.tails or not self.tokens:
             raise InputError("a workload needs at least one tail and one T")
-        for name in self.tails:
-            if name not in TAILS:
-                raise InputError(f"unknown tail {name!r} (there are: {', '.join(TAILS)})")
+        tails = [known_tail(name) for name in self.tails]
         if min(self.tokens) < 1 or self.steps < 1 or self.warm_up < 0 or self.tp < 1:
             raise InputError("T, steps and tp must be at least 1, warm-up steps at least 0")
         if self.dtype not in DTYPES:
             raise InputError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
-        for name in self.tails:
-            _check_tail(TAILS[name], config, self)
+        for tail in tails:
+            _check_tail(tail, config, self)
 
 
 def _check_tail(tail: Tail, config: LatentMoEConfig, work: Workload) -> None:
-    if tail.rows == "own" and config.hidden_size % work.tp:
-        raise InputError(f"tail {tail.name}: tp {work.tp} does not divide H {config.hidden_size}")
     for tokens in work.tokens:
-        why = tail.refuse(config, work.tp, tokens)
-        if why:
-            raise InputError(f"tail {tail.name} at T={tokens}: {why}")
+        refused = size_refusal(tail, config, work.tp, tokens, getattr(torch, work.dtype))
+        if refused:
+            raise InputError(f"tail {tail.name} at T={tokens}: {refused.text}")
 
 
 def region_name(tail: Tail, config: LatentMoEConfig, tokens: int, tp: int, step: int) -> str:
     """`tail=column_parallel T=16 step=3 M=16 N=896 K=3584`; without a shape where a tail runs GEMMs of several."""
     name = f"tail={tail.name} T={tokens} step={step}"
-    if tail.name == "pipelined":
-        return name
-    rows = -(-tokens // tp) if tail.name == "token_parallel" else tokens
-    columns = config.hidden_size // (tp if tail.rows == "own" else 1)
-    return f"{name} M={rows} N={columns} K={config.expert_input_size}"
+    shape = tail.gemm_shape(config, tokens, tp)
+    return name if shape is None else f"{name} M={shape[0]} N={shape[1]} K={shape[2]}"
 
 
 def prepared(tp: TensorParallel, work: Workload, tail: Tail) -> Callable[[], None]:
@@ -86,7 +81,7 @@ def prepared(tp: TensorParallel, work: Workload, tail: Tail) -> Callable[[], Non
     def run() -> None:
         for tokens in work.tokens:
             for number in range(work.steps):
-                with platform.range(region_name(tail, config, tokens, tp.size, number)):
+                with platform.profiler_range(region_name(tail, config, tokens, tp.size, number)):
                     step(tokens, number)
                 # A step ends on the device before the next begins, so that its kernels are its own.
                 platform.synchronize()

@@ -13,7 +13,8 @@ import torch
 from latent_moe import platform
 from latent_moe.lab.microbench.timing import summarise
 from latent_moe.config import DEMO, LatentMoEConfig
-from latent_moe.layer import LatentMoE, SeededWeights
+from latent_moe.layer import LatentMoE
+from latent_moe.weights import SeededWeights
 from latent_moe.parallel import TensorParallel
 from latent_moe.tails import ACCUMULATE, accumulate_into
 

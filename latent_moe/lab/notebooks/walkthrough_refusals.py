@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from latent_moe.config import TINY, LatentMoEConfig
-from latent_moe.layer import LatentMoE, SeededWeights
+from latent_moe.layer import LatentMoE
+from latent_moe.weights import SeededWeights
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import ROCmLatentMoERunner
 

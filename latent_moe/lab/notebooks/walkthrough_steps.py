@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from latent_moe.config import TINY, LatentMoEConfig
-from latent_moe.layer import LatentMoE, SeededWeights
+from latent_moe.layer import LatentMoE
+from latent_moe.weights import SeededWeights
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import ROCmLatentMoERunner
-from latent_moe.tail_variants.norm import apply_norm
+from latent_moe.tails import apply_norm
 from latent_moe.tails import accumulate_into
 from latent_moe.verify.reference import inputs, relative_error
 

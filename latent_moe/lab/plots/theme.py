@@ -9,6 +9,7 @@ import plotly.io as pio
 
 from latent_moe.errors import InputError
 from latent_moe.lab.recordings import KINDS, Manifest
+from latent_moe.tail_variants.registry import NAMES
 
 # The other renderers for notebooks fetch plotly.js from a server.
 pio.renderers.default = "plotly_mimetype"
@@ -20,14 +21,7 @@ INK, GROUND, GRID = "#2b2b2b", "#fcfcfc", "#dddddd"
 DIVERGING = ((0.0, "#0072B2"), (0.5, "#fcfcfc"), (1.0, "#D55E00"))
 HEIGHT = 440
 
-TAIL_COLOURS = {
-    "replicated": COLOURS[0],
-    "column_parallel": COLOURS[1],
-    "overlap": COLOURS[2],
-    "token_parallel": COLOURS[3],
-    "pipelined": COLOURS[4],
-    "fused": COLOURS[5],
-}
+TAIL_COLOURS = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(NAMES)}
 
 
 def caption(kind: str, device: str = "", date: str = "", note: str = "") -> str:

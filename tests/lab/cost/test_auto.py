@@ -11,7 +11,7 @@ from latent_moe.lab.cost.auto_tail import pick
 from latent_moe.lab.recordings import Manifest, write_manifest
 from latent_moe.parallel import VLLM, TensorParallel
 from latent_moe.platform import Platform
-from latent_moe.runner.eligibility import refusal
+from latent_moe.runner import refusal
 from latent_moe.tail_variants.registry import TAILS
 
 H200 = Platform("cuda", "NVIDIA H200", 2, None, False, False, None, "2.11")
