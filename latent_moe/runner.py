@@ -91,10 +91,15 @@ def size_refusal(
     if tail.rows == "own" and config.hidden_size % tp_size:
         text = f"hidden size {config.hidden_size} is not divisible by tp {tp_size}"
         return Refusal("hidden_not_divisible", text)
-    if not tail.takes(dtype):
-        return Refusal("tail_cannot_run", f"{tail.name} does not take {str(dtype).removeprefix('torch.')}")
+    if tail.dtypes is not None and not tail.takes(dtype):
+        known, name = " and ".join(map(_dtype_name, tail.dtypes)), _dtype_name(dtype)
+        return Refusal("tail_cannot_run", f"{tail.name} takes {known}; it does not take {name}")
     own = tail.refuse(config, tp_size, tokens) if tokens is not None else None
     return None if own is None else Refusal("tail_cannot_run", own)
+
+
+def _dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def folds_gain(asked: str, config: LatentMoEConfig, tp_size: int) -> bool:
