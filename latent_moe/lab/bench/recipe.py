@@ -178,9 +178,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         if tail is None and self.model.preset is not None:
             raise InputError(f"[arms.{arm}] env says no {TAIL_VARIABLE}")
         if tail is not None and "$" not in tail and tail not in ASKABLE:
-            raise InputError(
-                f"[arms.{arm}] {TAIL_VARIABLE}={tail} is none of {', '.join(ASKABLE)}"
-            )
+            raise InputError(f"[arms.{arm}] {unknown(TAIL_VARIABLE, tail, ASKABLE)}")
 
     def _check_port(self, arm: str) -> None:
         port = self.server.port
