@@ -117,7 +117,7 @@ def test_arms_alternate_and_seeds_are_equal_within_a_pair_only():
         ('preset = "cpu"', 'preset = "cpu"\nchanges = { hidden_size = "x" }', "hidden_size must be"),
         ("[arms.replicated]", '[arms.".."]', "cannot be a name"),
         ('env = { LATENT_MOE_TAIL = "replicated" }', "", "env says no LATENT_MOE_TAIL"),
-        ('"replicated" }', '"column-parallel" }', "is none of replicated"),
+        ('"replicated" }', '"column-parallel" }', "there are: replicated"),
         ("[server]", "[server]\nport = 9000", "vLLM listens on 8000"),
         ("isl = 128", "isl = 1009", "do not fit --max-model-len 1024"),
         ("[server]", "[server]\nport = 8000\nstandby = true", "two servers at a time"),
