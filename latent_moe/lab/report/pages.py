@@ -1,88 +1,107 @@
-"""An executed notebook as a page that needs no network: figures drawn from one local plotly.js, widgets left out."""
+"""The report's pages: index.html and one page a notebook, from the templates beside this file; no network is needed.
+
+Figures are drawn from one local plotly.js; sliders are left out, as they need a running notebook.
+"""
 
 import copy
-import html
+import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
 import nbformat
+from bs4 import BeautifulSoup, Tag
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from nbconvert import HTMLExporter
+from plotly.offline import get_plotlyjs
 from pygments.formatters import HtmlFormatter
 
+from latent_moe.lab.plots.theme import alt_text
 from latent_moe.lab.report.execute import Executed
-from latent_moe.lab.report.figures import PLOTLY, figure_html
-from latent_moe.lab.report.markup import readable
+from latent_moe.lab.report.throughput import beside
 
+PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 HERE = Path(__file__).parent
 SLIDER_NOTE = (
     '<p class="slider-note">Sliders stand here when the notebook runs in JupyterLab; the figures of this page show '
     "their defaults.</p>"
 )
+TITLES = {
+    "01_latent_moe": "What a latent MoE layer is, and what its tail costs",
+    "02_sharded_up_projection": "Why an all-reduce can do an all-gather's work",
+    "03_profile_gemms": "The replicated and the sharded GEMM, recorded and put under the roofline",
+    "04_read_rocprof_traces": "Traces opened, compared, and the traps in them",
+    "05_end_to_end_throughput": "Both arms served by vLLM, and a table with intervals",
+    "06_predict": "What the change is worth elsewhere",
+}
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined
+)
 Links = list[tuple[str, str]]
 
 
-def notebook_page(one: Executed, links: Links) -> str:
-    """The page of one notebook; `links` are (file name, text) for the navigation."""
-    fault = f'<p class="fault">This notebook stopped: {html.escape(one.error)}</p>' if one.error else ""
-    return page(
-        one.name.replace("_", " "), fault + _exported(_drawable(one.notebook)), links, f"{one.name}.html"
+def _rendered(template: str, **values: Any) -> Markup:
+    return Markup(_TEMPLATES.get_template(template).render(**values))
+
+
+def write(folder: Path, done: list[Executed], summary: dict[str, Any]) -> None:
+    """Write everything but summary.json into `folder`."""
+    assets = folder / "assets"
+    assets.mkdir(exist_ok=True)
+    (assets / "plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
+    colours = HtmlFormatter(style="bw").get_style_defs(".highlight")
+    (assets / "report.css").write_text(
+        (HERE / "report.css").read_text(encoding="utf-8") + colours, encoding="utf-8"
     )
+    shutil.copyfile(HERE / "report.js", assets / "report.js")
+    links = [("index.html", "Report"), *((f"{one.name}.html", one.name.replace("_", " ")) for one in done)]
+    for executed in done:
+        (folder / f"{executed.name}.html").write_text(notebook_page(executed, links), encoding="utf-8")
+        nbformat.write(executed.notebook, folder / f"{executed.name}.ipynb")
+    (folder / "index.html").write_text(page("Report", _index(folder, done, summary), links), encoding="utf-8")
 
 
 def page(title: str, body: str, links: Links, name: str = "index.html") -> str:
     """A whole HTML document around `body`; `name` is its own file name, which the navigation marks."""
-    places = "".join(_place(file, text, file == name) for file, text in links)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{html.escape(title)} · latent_moe</title>"
-        '<link rel="stylesheet" href="assets/report.css"><script src="assets/plotly.min.js"></script></head>'
-        f'<body><a class="skip" href="#content">To the content</a><nav aria-label="pages">{places}</nav>'
-        f'<main id="content" tabindex="-1">{readable(body)}</main>'
-        '<script src="assets/report.js"></script></body></html>\n'
+    return _rendered("page.html", title=title, body=readable(body), links=links, name=name)
+
+
+def notebook_page(executed: Executed, links: Links) -> str:
+    """The page of one notebook; `links` are (file name, text) for the navigation."""
+    body = _rendered("notebook.html", error=executed.error, cells=_exported(_drawable(executed.notebook)))
+    return page(executed.name.replace("_", " "), body, links, f"{executed.name}.html")
+
+
+def _index(folder: Path, done: list[Executed], summary: dict[str, Any]) -> str:
+    outputs = [(TITLES.get(one.name, one.name), reported(one.notebook)) for one in done]
+    return _rendered(
+        "index.html",
+        facts=_facts(summary),
+        notebooks=done,
+        titles=TITLES,
+        throughput=section(folder, done),
+        arms=summary["arms"],
+        shown=[(title, html) for title, html in outputs if html],
     )
 
 
-def _place(file: str, text: str, current: bool) -> str:
-    mark = ' aria-current="page"' if current else ""
-    return f'<a href="{quote(file)}"{mark}>{html.escape(text)}</a>'
+def _facts(summary: dict[str, Any]) -> dict[str, str]:
+    here, peak = summary["platform"], summary["peak_memory_bytes"]
+    return {
+        "Device": f"{here['device_name']} ({here['kind']})",
+        "Date": summary["date"],
+        "Software": f"torch {here['torch_version']}, vLLM {here['vllm_version'] or 'not installed'}",
+        "Time": f"{summary['seconds']:.0f} s",
+        "Peak memory": f"{peak / 2**30:.1f} GiB" if peak else "not known",
+    }
 
 
-def _exported(notebook: nbformat.NotebookNode, **options) -> str:
-    exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True, **options)
-    return exporter.from_notebook_node(notebook)[0]
-
-
-def _drawable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A copy whose figures are HTML and whose widgets are a note."""
-    shown = copy.deepcopy(notebook)
-    cells = [cell for cell in shown.cells if cell.cell_type == "code"]
-    before = None
-    for cell in cells:
-        # Under a slider stands the figure of its defaults, which the cell before it has mostly drawn already.
-        wanted = [one for one in cell.outputs if _worth_showing(one) and _figure(one) != (before or {})]
-        before = next((_figure(one) for one in reversed(cell.outputs) if _figure(one)), before)
-        cell.outputs = [_output(output) for output in wanted]
-    return shown
-
-
-def _figure(output) -> dict | None:
-    return output.get("data", {}).get(PLOTLY)
-
-
-def _worth_showing(output) -> bool:
-    # Warnings of libraries on standard error are no result.
-    return not (output.output_type == "stream" and output.name == "stderr")
-
-
-def _output(output):
-    data = output.get("data", {})
-    if PLOTLY in data:
-        output.data = {"text/html": figure_html(data[PLOTLY])}
-    elif WIDGET in data:
-        output.data = {"text/html": SLIDER_NOTE}
-    return output
+def section(folder: Path, done: Sequence[Executed]) -> Markup:
+    """The table of throughput: this machine's rows and the pull request's in the same columns."""
+    return _rendered("throughput.html", beside=beside(folder, done))
 
 
 def reported(notebook: nbformat.NotebookNode) -> str:
@@ -94,8 +113,71 @@ def reported(notebook: nbformat.NotebookNode) -> str:
     return _exported(shown, exclude_input=True) if shown.cells else ""
 
 
-def style() -> str:
-    """report.css with the colours of code."""
-    return (HERE / "report.css").read_text(encoding="utf-8") + HtmlFormatter(style="bw").get_style_defs(
-        ".highlight"
-    )
+def _exported(notebook: nbformat.NotebookNode, **options) -> Markup:
+    exporter = HTMLExporter(template_name="basic", exclude_anchor_links=True, **options)
+    return Markup(exporter.from_notebook_node(notebook)[0])
+
+
+def _drawable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A copy whose figures are HTML and whose widgets are a note."""
+    shown = copy.deepcopy(notebook)
+    before = None
+    for cell in (cell for cell in shown.cells if cell.cell_type == "code"):
+        # Under a slider stands the figure of its defaults, which the cell before it has mostly drawn already.
+        wanted = [out for out in cell.outputs if not _on_stderr(out) and _figure(out) != (before or {})]
+        before = next((_figure(out) for out in reversed(cell.outputs) if _figure(out)), before)
+        cell.outputs = [_as_html(output) for output in wanted]
+    return shown
+
+
+def _figure(output) -> dict | None:
+    return output.get("data", {}).get(PLOTLY)
+
+
+def _on_stderr(output) -> bool:
+    # Warnings of libraries on standard error are no result.
+    return output.output_type == "stream" and output.name == "stderr"
+
+
+def _as_html(output):
+    data = output.get("data", {})
+    if PLOTLY in data:
+        output.data = {"text/html": figure_html(data[PLOTLY])}
+    elif WIDGET in data:
+        output.data = {"text/html": SLIDER_NOTE}
+    return output
+
+
+def figure_html(figure: dict) -> str:
+    """A place for a figure and its data; report.js draws it. Readers without the picture get its description."""
+    layout = figure.get("layout", {})
+    # A script element ends at "</" wherever that stands.
+    data = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
+    values = {"description": alt_text(figure), "height": layout.get("height", 440)}
+    return _rendered("figure.html", data=Markup(data), **values)
+
+
+def readable(body: str) -> Markup:
+    """`body` with each table in a scrolling place of its own, header cells that say what they head, blocks of code
+    that the keyboard reaches.
+    """
+    soup = BeautifulSoup(body, "html.parser")
+    for style in soup.find_all("style", attrs={"scoped": True}):
+        # pandas' own: no browser scopes it, and it sets heads to the other side than their columns.
+        style.decompose()
+    for table in soup.find_all("table"):
+        if table.find_parent(class_="wide") is None:
+            table.wrap(soup.new_tag("div", attrs={"class": "wide", "tabindex": "0"}))
+        _name_header_cells(table)
+    for block in soup.find_all("pre"):
+        block["tabindex"] = "0"
+    return Markup(soup)
+
+
+def _name_header_cells(table: Tag) -> None:
+    for cell in table.find_all("th"):
+        if not cell.get_text(strip=True):
+            # The corner above an index heads nothing.
+            cell.name = "td"
+        elif not cell.get("scope"):
+            cell["scope"] = "col" if cell.find_parent("thead") else "row"

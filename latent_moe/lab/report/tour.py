@@ -1,6 +1,7 @@
 """All notebooks one after another, a progress line each, then the report: runs/<stamp>/index.html and summary.json."""
 
-import json
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from latent_moe import platform
 from latent_moe.errors import InputError
-from latent_moe.lab.report import index
-from latent_moe.lab.report.arms import served_arms
+from latent_moe.files import write_json
+from latent_moe.lab.report import pages
 from latent_moe.lab.report.execute import Executed, execute, surroundings
-from latent_moe.lab.report.memory import PeakMemory
+from latent_moe.lab.report.throughput import served_arms
 
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
+MEMORY_INTERVAL_S = 2.0
 Notify = Callable[[str], None]
 
 
@@ -41,7 +45,9 @@ def run_tour(
     stop the others, and the report is written anyway. Raises InputError for a folder that cannot be used.
     """
     paths = _chosen(notebooks, only)
-    folder = _prepared(Path(out) if out else notebooks.parent / "runs" / f"{datetime.now():%Y%m%d-%H%M%S}")
+    folder = _prepared(
+        Path(out) if out else notebooks.parent / "runs" / f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    )
     started = time.monotonic()
     done: list[Executed] = []
     with surroundings(folder), PeakMemory() as memory:
@@ -50,8 +56,8 @@ def run_tour(
             done.append(execute(path, folder, timeout_s))
             notify(_progress(number, len(paths), done[-1], time.monotonic() - started))
     summary = _summary(done, folder, time.monotonic() - started, memory.peak_bytes)
-    index.write(folder, done, summary)
-    _write_json(folder / "summary.json", summary)
+    pages.write(folder, done, summary)
+    write_json(folder / "summary.json", summary)
     return Tour(folder, all(one.ok for one in done), summary)
 
 
@@ -105,7 +111,42 @@ def _summary(done: list[Executed], folder: Path, seconds: float, peak_bytes: int
     }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
-    part.replace(path)
+class PeakMemory:
+    """Context: `peak_bytes` is the largest sum seen, None where it could not be read.
+
+    Pages that ranks share are counted once where the system tells (Linux's proportional set size).
+    """
+
+    def __init__(self):
+        self.peak_bytes: int | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            found = _tree_bytes()
+            self.peak_bytes = max(found, self.peak_bytes or 0) if found else self.peak_bytes
+            if self._over.wait(MEMORY_INTERVAL_S):
+                return
+
+
+def _tree_bytes() -> int:
+    here = psutil.Process(os.getpid())
+    return sum(_bytes(process) for process in (here, *here.children(recursive=True)))
+
+
+def _bytes(process: psutil.Process) -> int:
+    try:
+        full = process.memory_full_info()
+        return getattr(full, "pss", 0) or full.rss
+    except psutil.Error:
+        # It ended since it was listed, or is not ours to look into.
+        return 0

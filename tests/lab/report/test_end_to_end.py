@@ -10,8 +10,8 @@ from bs4 import BeautifulSoup
 
 from latent_moe.lab.notebooks.bench_here import RECORDED
 from latent_moe.lab.recordings import load_manifest, profile_path
-from latent_moe.lab.report.end_to_end import section
-from latent_moe.lab.report.measured import line
+from latent_moe.lab.report.pages import section
+from latent_moe.lab.report.throughput import line
 from latent_moe.lab.results import PRIMARY, read_results, render
 from latent_moe.lab.results.comparison import compare
 
