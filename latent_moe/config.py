@@ -61,7 +61,7 @@ class LatentMoEConfig:
         if self.experts_per_token > self.num_experts:
             raise InputError(f"experts_per_token {self.experts_per_token} > num_experts {self.num_experts}")
         if self.activation not in ACTIVATIONS:
-            raise InputError(f"activation {self.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise unknown("activation", self.activation, ACTIVATIONS)
 
     @property
     def is_latent(self) -> bool:

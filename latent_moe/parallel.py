@@ -105,8 +105,8 @@ class TensorParallel:
         handle = _all_gather(out, x.contiguous(), group=self.group, async_op=async_op)
         return handle if async_op else out
 
-    def capturing(self, stream: torch.cuda.Stream) -> AbstractContextManager:
-        """What to be in while a graph is captured on `stream`; these collectives need nothing."""
+    def capturing(self, _stream: torch.cuda.Stream) -> AbstractContextManager:
+        """What to be in while a graph is captured on a stream; these collectives need nothing."""
         return nullcontext()
 
     def _count(self, kind: str, x: torch.Tensor) -> None:

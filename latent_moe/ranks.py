@@ -81,7 +81,7 @@ def _ended_as_exit() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _exit_on_signal(number, frame) -> None:
+def _exit_on_signal(number, _frame) -> None:
     # Whoever sends one may send more (`timeout` does): they must not cut short what is put in order now.
     for ending in _ENDINGS:
         signal.signal(ending, signal.SIG_IGN)

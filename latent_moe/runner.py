@@ -165,17 +165,17 @@ class MoERunner(nn.Module):
         self.last = Decision("replicated", "replicated")
 
     @classmethod
-    def rows_needed(cls, config: LatentMoEConfig, tp_size: int, **runner_args: Any) -> str:
+    def rows_needed(cls, *_args: Any, **_runner_args: Any) -> str:
         """Which rows of the up-projection a rank must hold: "all", or its "own" H/tp."""
         return "all"
 
     @classmethod
-    def folds_gain(cls, config: LatentMoEConfig, tp_size: int, **runner_args: Any) -> bool:
+    def folds_gain(cls, *_args: Any, **_runner_args: Any) -> bool:
         """Whether the latent norm's gain is to be folded into the up-projection when the weights load."""
         return False
 
-    def decide(self, tokens: int, tail: str | None = None) -> Decision:
-        """Which tail ends a step of `tokens` tokens."""
+    def decide(self, _tokens: int, _tail: str | None = None) -> Decision:
+        """Which tail ends a step of this many tokens."""
         return Decision("replicated", "replicated")
 
     def forward(self, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:

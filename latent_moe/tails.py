@@ -10,7 +10,7 @@ from torch import nn
 
 from latent_moe.errors import unknown
 from latent_moe.parallel import TensorParallel
-from latent_moe.tail_variants import aiter
+from latent_moe.tail_variants.aiter import check_kernels, project, rms_norm
 
 ACCUMULATE = ("epilogue", "add")
 
@@ -66,8 +66,8 @@ def accumulate_into(
     if accumulate not in ACCUMULATE:
         raise unknown("accumulate", accumulate, ACCUMULATE)
     if kernels != "torch":
-        aiter.check_kernels(kernels)
-        own += aiter.project(hidden, weight)  # [T, H/tp]
+        check_kernels(kernels)
+        own += project(hidden, weight)  # [T, H/tp]
     elif accumulate == "epilogue":
         own.addmm_(hidden, weight.t())  # [T, L] @ [L, H/tp]
     else:
@@ -103,8 +103,8 @@ def apply_norm(norm, x: torch.Tensor, kernels: str = "torch") -> torch.Tensor:
     """norm(x [T, L]) -> [T, L] by torch's or aiter's kernel; x itself where the layer has no latent norm (None)."""
     if norm is None or kernels == "torch":
         return x if norm is None else norm(x)
-    aiter.check_kernels(kernels)
-    return aiter.rms_norm(x, norm.weight, norm.eps)
+    check_kernels(kernels)
+    return rms_norm(x, norm.weight, norm.eps)
 
 
 def fold_gain(weight: torch.Tensor, norm) -> None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 
 from latent_moe.errors import InputError
-from latent_moe.fused_kernel.plan import Plan, choose
+from latent_moe.fused_kernel.tile_plan import TilePlan, choose
 
 DTYPES = (torch.bfloat16, torch.float16)
 _workspaces: dict[tuple, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
@@ -43,7 +43,7 @@ def norm_project_accumulate(
     eps: float | None,
     weight: torch.Tensor,
     out: torch.Tensor,
-    plan: Plan | None = None,
+    plan: TilePlan | None = None,
 ) -> None:
     """out [T, N] += RMSNorm(x [T, K]; gain [K], eps) @ weight [N, K]^T, in place; fp32 sums, same bits every run.
 
@@ -106,7 +106,7 @@ def architecture(device: torch.device) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def _workspace(device: torch.device, tiles: int, plan: Plan):
+def _workspace(device: torch.device, tiles: int, plan: TilePlan):
     """Partial sums [tiles, SPLIT, BLOCK_T, BLOCK_N], sums of squares, and tickets that start and end at zero."""
     key = (device, tiles, plan.split, plan.block_t, plan.block_n)
     if key in _workspaces:

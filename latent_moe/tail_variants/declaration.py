@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _COMMON = 5
 
 
-def never_refuses(config: Any, tp_size: int, tokens: int) -> str | None:
-    """For tails with no condition of their own."""
-    return None
-
-
 @dataclass(frozen=True)
 class Tail:
     """A tail by name; `function(routed [T, L], shared [T, H], weight, norm, tp, **options)` -> out [T, H].
@@ -39,7 +34,7 @@ class Tail:
     function: Callable[..., torch.Tensor]
     rows: str
     summary: str
-    refuse: Callable[[Any, int, int], str | None] = never_refuses
+    refuse: Callable[[Any, int, int], str | None] = lambda *_: None
     dtypes: tuple[torch.dtype, ...] | None = None
     folds_gain: bool = False
     traceable: bool = False

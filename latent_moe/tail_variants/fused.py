@@ -24,7 +24,7 @@ def fused(
     return tp.all_reduce(shared)  # [T, H]
 
 
-def _refuse(config, tp_size: int, tokens: int) -> str | None:
+def _refuse(config, _tp_size: int, _tokens: int) -> str | None:
     return why_not(config.hidden_size, config.latent_size or config.hidden_size)
 
 

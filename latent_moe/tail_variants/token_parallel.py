@@ -105,7 +105,7 @@ def end_tokens(
 
 
 def _staged_pull(x, mapped: Mapped, tp: TensorParallel, rows, main, side):
-    """Publish x's rows for the peers, pull peer_rows for us; per piece: ([peer rows], event)."""
+    """Publish x's rows for the peers, pull the own rows from them; per piece: ([a peer's rows], event)."""
     own_rows = tp.columns(x.shape[0])
     for others in (slice(0, own_rows.start), slice(own_rows.stop, x.shape[0])):
         if others.stop > others.start:
@@ -115,7 +115,7 @@ def _staged_pull(x, mapped: Mapped, tp: TensorParallel, rows, main, side):
     with torch.cuda.stream(side):
         mapped.handle.barrier(channel=STAGED)
         for piece in rows:
-            parts = [_pull(mapped.peers[peer][piece], side, main) for peer in _peers(tp)]
+            parts = [_pull(mapped.peers[peer][piece], main) for peer in _peers(tp)]
             pulled.append((parts, side.record_event()))
     return pulled
 
@@ -125,7 +125,7 @@ def _peers(tp: TensorParallel) -> list[int]:
     return [(tp.rank + step) % tp.size for step in range(1, tp.size)]
 
 
-def _pull(remote: torch.Tensor, side, main) -> torch.Tensor:
+def _pull(remote: torch.Tensor, main) -> torch.Tensor:
     local = torch.empty_like(remote)  # [rows, N]
     local.copy_(remote)
     local.record_stream(main)

@@ -15,7 +15,7 @@ from latent_moe.errors import InputError
 from latent_moe.parallel import launch
 from latent_moe.platform import describe
 from latent_moe.runner import Choose
-from latent_moe.verify.checks import check_rank
+from latent_moe.verify.rank_checks import check_rank
 from latent_moe.verify.reference import inputs, reference, relative_error
 from latent_moe.weights import SeededWeights
 

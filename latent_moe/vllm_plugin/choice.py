@@ -92,7 +92,7 @@ class TailChoice:
         return self.usable and self.config is not None and folds_gain(self.asked, self.config, self.tp_size)
 
     def announce(self, weight: UpProjectionWeight | None) -> None:
-        """One line in the log for all layers that were decided alike, said while the model is built: a compiled model
+        """One line in the log for all layers that were decided alike, written while the model is built: a compiled model
         cannot log what it runs."""
         if weight is None or not self.usable:
             text = f"tail {self.asked} refused, layers end as vLLM ends them: {self.reason}"

@@ -13,7 +13,7 @@ from latent_moe.layer import LatentMoE, LatentMoELM
 from latent_moe.runner import ROCmLatentMoERunner
 from latent_moe.tail_variants.registry import TAILS
 from latent_moe.tails import column_parallel, replicated
-from latent_moe.verify.checks import Spy
+from latent_moe.verify.rank_checks import Spy
 from latent_moe.weights import SeededWeights, load
 
 SEED, TOKENS = 11, 16

@@ -12,7 +12,7 @@ import torch
 from latent_moe.config import TINY
 from latent_moe.fused_kernel import launch as kernel_launch
 from latent_moe.fused_kernel import norm_project_accumulate
-from latent_moe.fused_kernel.plan import Plan, by_rule
+from latent_moe.fused_kernel.tile_plan import TilePlan, by_rule
 from latent_moe.parallel import launch
 from latent_moe.tail_variants.fused import fused
 from latent_moe.tails import RMSNorm
@@ -79,7 +79,7 @@ def cases():
                     yield name, (tokens, n, k, dtype, form, plan, 100 * seed)
     # Splits that leave the last program part of K, or none of it.
     for split in (2, 3, 5):
-        plan = Plan(16, 32, 32, split, 4, 2)
+        plan = TilePlan(16, 32, 32, split, 4, 2)
         yield f"split {split}", (5, 48, 144, torch.bfloat16, "norm", plan, 7 * split)
 
 
@@ -106,7 +106,7 @@ def tuner_part():
     x = draw(4, k, seed=1).to(dtype)
     weights = [draw(n, k, seed=3).to(dtype) / 8]
     pristine = draw(4, 2 * n, seed=4).to(dtype)
-    shared, plan = [pristine.clone()], Plan(16, 32, 32, 2, 4, 2)
+    shared, plan = [pristine.clone()], TilePlan(16, 32, 32, 2, 4, 2)
     right = _plan_us(x, weights, shared, pristine, n, plan)
     # Weights that are not those the answer is made of: what a kernel that reads wrong rows would give.
     wrong = _plan_us(x, _Twisted(weights), shared, pristine, n, plan)

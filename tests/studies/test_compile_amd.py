@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from latent_moe.fused_kernel.plan import Plan
+from latent_moe.fused_kernel.tile_plan import TilePlan
 from latent_moe.lab import recordings
 from tools.studies.compile_check import LDS_LIMIT_BYTES, compile_for, table, write
 
@@ -37,7 +37,7 @@ def test_fp16_and_uneven_sizes_compile_too(arch, tokens, n, k):
 
 
 def test_the_check_sees_a_kernel_that_spills():
-    row = compile_for("gfx942", 256, 1024, 1024, plan=Plan(256, 256, 64, 1, 4, 2))
+    row = compile_for("gfx942", 256, 1024, 1024, plan=TilePlan(256, 256, 64, 1, 4, 2))
     assert row.vgpr_spills > 0
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import asdict, dataclass, replace
 
-from latent_moe.fused_kernel.plan import Plan, choose
+from latent_moe.fused_kernel.tile_plan import TilePlan, choose
 
 # Local data share a workgroup may use: 160 KiB on CDNA4, 64 KiB on CDNA3 (AMD's CDNA white papers).
 LDS_LIMIT_BYTES = {"gfx950": 160 * 1024, "gfx942": 64 * 1024}
@@ -47,7 +47,7 @@ def compile_for(
     n: int,
     k: int,
     dtype: str = "bf16",
-    plan: Plan | None = None,
+    plan: TilePlan | None = None,
     gain: str = "folded",
 ) -> Compiled:
     """Compile for gfx950 or gfx942; n = H/tp, k = L, dtype bf16 or fp16, gain "folded" or "separate"; no GPU."""
@@ -70,7 +70,7 @@ def compile_for(
     return _read(kernel.asm["amdgcn"], kernel.metadata.shared, arch, dtype, tokens, n, k, plan, gain)
 
 
-def _signature(kernel, dtype: str, n: int, k: int, plan: Plan, gain: bool):
+def _signature(kernel, dtype: str, n: int, k: int, plan: TilePlan, gain: bool):
     constants = {
         "N": n, "K": k, "HAS_NORM": True, "HAS_GAIN": gain, "BLOCK_T": plan.block_t, "BLOCK_N": plan.block_n,
         "BLOCK_K": plan.block_k, "SPLIT": plan.split, "SWAP": plan.form == "swapped",
@@ -94,7 +94,7 @@ def _signature(kernel, dtype: str, n: int, k: int, plan: Plan, gain: bool):
 
 
 def _read(
-    assembly: str, shared: int, arch: str, dtype: str, tokens: int, n: int, k: int, plan: Plan, gain: str
+    assembly: str, shared: int, arch: str, dtype: str, tokens: int, n: int, k: int, plan: TilePlan, gain: str
 ) -> Compiled:
     return Compiled(
         arch=arch, dtype=dtype, bucket=tokens, n=n, k=k,

@@ -21,7 +21,7 @@ import torch
 from latent_moe.errors import InputError
 from latent_moe.fused_kernel import norm_project_accumulate
 from latent_moe.fused_kernel.launch import architecture
-from latent_moe.fused_kernel.plan import FORMS, Plan
+from latent_moe.fused_kernel.tile_plan import FORMS, TilePlan
 from latent_moe.lab.microbench.timing import sample, sets_needed, summarise
 
 BUCKETS = (16, 32, 64, 128)
@@ -37,7 +37,7 @@ LONG_SIDE = 64
 STAGES = (3, 8)
 
 
-def candidates(tokens: int, n: int, k: int) -> list[Plan]:
+def candidates(tokens: int, n: int, k: int) -> list[TilePlan]:
     """Plans worth trying for `tokens` tokens: enough programs to fill the chip, tiles that fit, K split evenly."""
     found = []
     for form, block_t, block_n, block_k, split in product(
@@ -51,7 +51,7 @@ def candidates(tokens: int, n: int, k: int) -> list[Plan]:
         if fills and k % (block_k * split) == 0 and block_t * block_n <= 8192 and block_t * block_k <= 8192:
             depths = {_depth(most, block_t, block_n, block_k, k // split) for most in STAGES}
             found += [
-                Plan(block_t, block_n, block_k, split, warps, stages, form)
+                TilePlan(block_t, block_n, block_k, split, warps, stages, form)
                 for stages in sorted(depths - {0})
                 for warps in ((4, 8) if block_t * block_n >= 8192 else (4,))
             ]
@@ -94,11 +94,11 @@ def _compile(job) -> None:
         return
 
 
-def _time(tokens: int, n: int, k: int, plans: list[Plan]) -> tuple[Plan, float]:
+def _time(tokens: int, n: int, k: int, plans: list[TilePlan]) -> tuple[TilePlan, float]:
     count = sets_needed(n * k * 2, cuda=True)
     x, weights, shared = _tensors(tokens, n, k, count)
     pristine = shared[0].clone()
-    best: tuple[Plan, float] | None = None
+    best: tuple[TilePlan, float] | None = None
     for plan in plans:
         us = _plan_us(x, weights, shared, pristine, n, plan)
         if us is not None and (best is None or us < best[1]):
@@ -108,7 +108,7 @@ def _time(tokens: int, n: int, k: int, plans: list[Plan]) -> tuple[Plan, float]:
     return best
 
 
-def _plan_us(x, weights, shared, pristine, n: int, plan: Plan) -> float | None:
+def _plan_us(x, weights, shared, pristine, n: int, plan: TilePlan) -> float | None:
     def run(index: int) -> None:
         norm_project_accumulate(x, None, 1e-5, weights[index], shared[index][:, :n], plan)
 
@@ -165,7 +165,7 @@ def tune(n_values: list[int], k: int, out: Path) -> None:
         writer.writerows(rows)
 
 
-def _row(n: int, k: int, tokens: int, plan: Plan, us: float | None) -> dict:
+def _row(n: int, k: int, tokens: int, plan: TilePlan, us: float | None) -> dict:
     device = torch.device("cuda", 0)
     return {
         "arch": architecture(device), "n": n, "k": k, "bucket": tokens,

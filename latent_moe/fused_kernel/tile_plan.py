@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from latent_moe.errors import InputError
+from latent_moe.errors import unknown
 
 SIZES = ("block_t", "block_n", "block_k", "split", "warps", "stages")
 FORMS = ("plain", "swapped", "gram")
@@ -16,7 +16,7 @@ TUNED = Path(__file__).with_name("tuned.csv")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """Tile sizes, the number of programs K is split over, the compiler's options, and the form of the products.
 
     form: "plain", "swapped" (the transposed product) or "gram" (squares by the matrix unit); see source.py.
@@ -32,16 +32,16 @@ class Plan:
 
     def __post_init__(self):
         if self.form not in FORMS:
-            raise InputError(f"plan: form {self.form!r} is none of {', '.join(FORMS)}")
+            raise unknown("form of a plan", self.form, FORMS)
 
 
 @cache
-def _tuned() -> dict[tuple[str, int, int, int], Plan]:
+def _tuned() -> dict[tuple[str, int, int, int], TilePlan]:
     if not TUNED.is_file():
         return {}
     with TUNED.open(newline="", encoding="utf-8") as file:
         return {
-            (row["arch"], int(row["n"]), int(row["k"]), int(row["bucket"])): Plan(
+            (row["arch"], int(row["n"]), int(row["k"]), int(row["bucket"])): TilePlan(
                 **{name: int(row[name]) for name in SIZES}, form=row["form"]
             )
             for row in csv.DictReader(file)
@@ -53,16 +53,16 @@ def bucket(tokens: int) -> int:
     return 1 << (max(tokens, 1) - 1).bit_length()
 
 
-def choose(arch: str, tokens: int, n: int, k: int) -> Plan:
+def choose(arch: str, tokens: int, n: int, k: int) -> TilePlan:
     """The plan for `arch` (sm_90, gfx950): tuned for this N, K and T's bucket, or by rule."""
     return _tuned().get((arch, n, k, bucket(tokens))) or by_rule(tokens, n, k)
 
 
-def by_rule(tokens: int, n: int, k: int) -> Plan:
+def by_rule(tokens: int, n: int, k: int) -> TilePlan:
     """About one program for each of 128 processors, 64-wide tiles, as many splits as that takes."""
     block_t = min(max(bucket(tokens), 16), 64)
     block_n = 64 if n >= 64 else max(16, bucket(n))
     tiles = -(-tokens // block_t) * -(-n // block_n)
     block_k = 64 if k >= 64 else max(16, bucket(k))
     split = max(1, min(128 // tiles, 16, -(-k // (2 * block_k))))
-    return Plan(block_t, block_n, block_k, split, warps=4, stages=3)
+    return TilePlan(block_t, block_n, block_k, split, warps=4, stages=3)
