@@ -125,27 +125,20 @@ KIMI_K3 = LatentMoEConfig(
     num_layers=92,
     activation="situ",
 )
-# Large enough that the tail's cost shows on a CPU, small enough for eight ranks on two cores.
-DEMO = LatentMoEConfig(
-    hidden_size=1024,
-    latent_size=512,
-    num_experts=16,
-    experts_per_token=4,
-    expert_width=256,
-    shared_width=512,
-    activation="situ",
-)
-TINY = LatentMoEConfig(
-    hidden_size=64,
-    latent_size=32,
-    num_experts=8,
-    experts_per_token=2,
-    expert_width=32,
-    shared_width=64,
-    activation="situ",
-)
+# Its layer with few experts: what one or two GPUs of 140 GB hold, and with all its layers what eight hold in bf16.
+K3_SLICE = KIMI_K3.replace(num_experts=16, experts_per_token=4, num_layers=6, activation="silu")
+K3_EIGHT = KIMI_K3.replace(num_experts=64, activation="silu")
+# H, L, E, K, I, shared width. demo: the tail's cost shows on a CPU, and two cores carry eight ranks of it. cpu: sized so
+# that a first token's time shows the up-projection on two cores. The tiny ones are for tests.
+DEMO = LatentMoEConfig(1024, 512, 16, 4, 256, 512, activation="situ")
+CPU = LatentMoEConfig(2048, 1536, 8, 2, 512, 512, num_layers=6)
+TINY = LatentMoEConfig(64, 32, 8, 2, 32, 64, activation="situ")
+SERVED_TINY = LatentMoEConfig(128, 64, 8, 2, 64, 64, num_layers=2)
 
-PRESETS = {"tiny": TINY, "demo": DEMO, "kimi-k3": KIMI_K3}
+PRESETS = {
+    "tiny": TINY, "demo": DEMO, "kimi-k3": KIMI_K3,
+    "served_tiny": SERVED_TINY, "cpu": CPU, "k3_slice": K3_SLICE, "k3_eight": K3_EIGHT,
+}  # fmt: skip
 
 
 def preset(name: str) -> LatentMoEConfig:

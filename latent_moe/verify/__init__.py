@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from latent_moe.config import LatentMoEConfig, preset
+from latent_moe.config import KIMI_K3, LatentMoEConfig, preset
 from latent_moe.errors import InputError
 from latent_moe.parallel import launch
 from latent_moe.platform import describe
@@ -29,9 +29,9 @@ K3_EXPERTS, K3_EXPERTS_PER_TOKEN = 8, 4
 
 
 def checked_config(name: str) -> LatentMoEConfig:
-    """The preset as verify runs it: kimi-k3 with 8 experts and 4 per token. Raises InputError if unknown."""
+    """The preset as verify runs it: one of Kimi-K3's sizes with 8 experts and 4 per token. Raises InputError if unknown."""
     config = preset(name)
-    if name == "kimi-k3":
+    if config.hidden_size == KIMI_K3.hidden_size:
         return config.replace(num_experts=K3_EXPERTS, experts_per_token=K3_EXPERTS_PER_TOKEN)
     return config
 

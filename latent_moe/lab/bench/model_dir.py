@@ -9,67 +9,36 @@ import json
 from pathlib import Path
 from typing import Any
 
+from latent_moe.config import PRESETS, to_hf
 from latent_moe.errors import InputError, unknown
 from latent_moe.files import write_json
 
 # The longest of these is longer than any word and its space: vLLM refuses prompts of more characters than
 # max-model-len times the longest token.
 SPECIAL = ("<pad>", "<s>", "</s>", "<unknown>")
-# Every preset has K3's structure: latent experts with a norm, shared experts, attention without positions.
-MODELS: dict[str, dict[str, Any]] = {
-    # Sized so that a first token's time shows the up-projection on two CPU cores.
+# What a server needs beside the MoE layers of a preset: K3's attention without positions, and the vocabulary.
+SERVED: dict[str, dict[str, Any]] = {
     "cpu": {
-        "hidden_size": 2048,
-        "routed_expert_hidden_size": 1536,
-        "num_hidden_layers": 6,
-        "num_experts": 8,
-        "num_experts_per_token": 2,
-        "moe_intermediate_size": 512,
-        "num_shared_experts": 1,
         "num_attention_heads": 16,
         "num_key_value_heads": 4,
         "vocab_size": 2048,
         "max_position_embeddings": 2048,
     },
-    # Kimi-K3's dimensions with few experts and layers: what one or two GPUs of 140 GB hold and start quickly.
     "k3_slice": {
-        "hidden_size": 7168,
-        "routed_expert_hidden_size": 3584,
-        "num_hidden_layers": 6,
-        "num_experts": 16,
-        "num_experts_per_token": 4,
-        "moe_intermediate_size": 3072,
-        "num_shared_experts": 2,
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": 32768,
         "max_position_embeddings": 16384,
     },
-    # The same for eight GPUs: as many layers as Kimi-K3 has, and experts that fit in bf16.
     "k3_eight": {
-        "hidden_size": 7168,
-        "routed_expert_hidden_size": 3584,
-        "num_hidden_layers": 92,
-        "num_experts": 64,
-        "num_experts_per_token": 16,
-        "moe_intermediate_size": 3072,
-        "num_shared_experts": 2,
         "num_attention_heads": 64,
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": 163840,
         "max_position_embeddings": 16384,
     },
-    # For tests: everything there, nothing large.
-    "tiny": {
-        "hidden_size": 128,
-        "routed_expert_hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_experts": 8,
-        "num_experts_per_token": 2,
-        "moe_intermediate_size": 64,
-        "num_shared_experts": 1,
+    "served_tiny": {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 32,
@@ -77,19 +46,34 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 1024,
     },
 }
+# The layer's sizes that a recipe may change. Results name their model by these fields too: add none.
+_SIZES = (
+    "hidden_size",
+    "routed_expert_hidden_size",
+    "num_hidden_layers",
+    "num_experts",
+    "num_experts_per_token",
+    "moe_intermediate_size",
+    "num_shared_experts",
+)
+# Recipes that were written when two models shared a name.
+_OLD_NAMES = {"tiny": "served_tiny"}
 
 
 def model_config(name: str, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """config.json of the model called `name`, with some fields changed. Raises InputError for what is not known."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    fields = sorted(set(changes or {}) - {*MODELS[name], "latent_moe_use_norm", "head_dim", "hidden_act"})
+    name = _OLD_NAMES.get(name, name)
+    if name not in SERVED:
+        raise unknown("model", name, SERVED)
+    layer = to_hf(PRESETS[name])
+    own = {field: layer[field] for field in _SIZES} | SERVED[name]
+    fields = sorted(set(changes or {}) - {*own, "latent_moe_use_norm", "head_dim", "hidden_act"})
     if fields:
         raise InputError(f"model {name}: no field {fields[0]!r} to change")
     for field, value in (changes or {}).items():
-        if isinstance(MODELS[name].get(field), int) and not (type(value) is int and value > 0):
+        if isinstance(own.get(field), int) and not (type(value) is int and value > 0):
             raise InputError(f"model {name}: {field} must be a whole number above 0, not {value!r}")
-    return {**_common(), **MODELS[name], **(changes or {})}
+    return {**_common(), **own, **(changes or {})}
 
 
 def _common() -> dict[str, Any]:

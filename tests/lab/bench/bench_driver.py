@@ -19,7 +19,7 @@ name = "stand_in"
 title = "Both arms of a stand-in for vLLM"
 pairs = {pairs}
 [model]
-preset = "tiny"
+preset = "served_tiny"
 [server]
 args = ["--no-enable-prefix-caching"{server_args}]
 startup_timeout_s = 30

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from latent_moe.cli import main
+from latent_moe.config import PRESETS
 from latent_moe.errors import InputError
+from latent_moe.lab.bench.model_dir import SERVED, fingerprint, model_config
 from latent_moe.lab.bench.plan import resolve, tp_size
 from latent_moe.lab.bench.recipe import load_recipe, recipe_names
 from latent_moe.lab.secrets import hide, secret_values
@@ -235,3 +237,12 @@ def test_secrets_are_found_by_name_reference_and_option(monkeypatch):
 )
 def test_ranks_are_read_from_the_servers_arguments(words, ranks):
     assert tp_size(words) == ranks
+
+
+def test_a_served_model_is_a_preset_and_keeps_the_name_that_recorded_results_give_it():
+    assert set(SERVED) <= set(PRESETS)
+    recorded = {"cpu": "47ece5fc1d79", "k3_slice": "d202ff23d360", "k3_eight": "c1ffdce45f51"}
+    assert {name: fingerprint(model_config(name)) for name in recorded} == recorded
+    # Once two models were called tiny: a recipe that says so means the served one.
+    assert model_config("tiny") == model_config("served_tiny")
+    assert model_config("tiny")["hidden_size"] != PRESETS["tiny"].hidden_size
