@@ -44,8 +44,8 @@ def run(args: Namespace) -> int:
 
 def _read(args: Namespace, arm: str):
     from latent_moe.errors import InputError
-    from latent_moe.lab.traces.marks import select
     from latent_moe.lab.traces.read import read
+    from latent_moe.lab.traces.steps import select
 
     path, tail = getattr(args, arm), getattr(args, f"{arm}_tail")
     trace = read(path, salvage=args.salvage)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latent_moe.lab.traces.metrics import DEVICE, placed, union_ns
-from latent_moe.lab.traces.overlap_clip import group_codes
-from latent_moe.lab.traces.table import Kernels
+from latent_moe.lab.traces.table import Kernels, group_codes
 
 
 @dataclass(frozen=True)

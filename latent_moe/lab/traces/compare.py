@@ -15,9 +15,8 @@ import numpy as np
 
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.collectives import Collectives, collectives
-from latent_moe.lab.traces.marks import Steps, in_steps, marked_steps
-from latent_moe.lab.traces.overlap_clip import group_codes
-from latent_moe.lab.traces.table import Trace, Warning
+from latent_moe.lab.traces.steps import MarkedSteps, in_steps, marked_steps
+from latent_moe.lab.traces.table import Trace, TraceNote, group_codes
 
 SAME_WITHIN = 0.02
 # Waiting beyond this share of the kernel time is no property of the arm.
@@ -27,12 +26,12 @@ LONG_TIMES, LONG_SHARE = 5, 0.05
 
 
 @dataclass(frozen=True)
-class Arm:
+class RecordingFigures:
     """One side's figures; sums are over all devices, `steps` is None where the recording marks none."""
 
     files: list[str]
     devices: int
-    steps: Steps | None
+    steps: MarkedSteps | None
     calls: dict[str, int]
     total_ns: int
     busy_ns: int | None
@@ -57,9 +56,9 @@ class Comparison:
     reasons: list[str]
     per_call: dict[str, dict[str, float | None]]
     per_step: dict[str, float | None]
-    baseline: Arm
-    candidate: Arm
-    warnings: list[Warning]
+    baseline: RecordingFigures
+    candidate: RecordingFigures
+    warnings: list[TraceNote]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -100,11 +99,11 @@ def compare(
     return Comparison(verdict, basis, reasons, per_call, per_step, *arms, warnings)
 
 
-def arm(trace: Trace) -> Arm:
+def arm(trace: Trace) -> RecordingFigures:
     """The figures of one recording."""
     kernels = trace.kernels
     rows = [row for row in metrics.group(kernels, "kind") if row.calls]
-    return Arm(
+    return RecordingFigures(
         files=trace.files,
         devices=len(np.unique(group_codes(kernels, metrics.DEVICE))),
         steps=marked_steps(trace),
@@ -134,17 +133,17 @@ def _ranks(kernels) -> dict[str, dict[str, int | None]]:
     return dict(sorted(found.items()))
 
 
-def _told(name: str, trace: Trace) -> list[Warning]:
-    return [Warning(w.code, f"{name}: {w.message}") for w in trace.warnings]
+def _told(name: str, trace: Trace) -> list[TraceNote]:
+    return [TraceNote(w.code, f"{name}: {w.message}") for w in trace.warnings]
 
 
-def _unequal(baseline: Arm, candidate: Arm) -> list[str]:
+def _unequal(baseline: RecordingFigures, candidate: RecordingFigures) -> list[str]:
     """Kinds that both arms have, called unequally often."""
     shared = [kind for kind in baseline.calls if kind in candidate.calls]
     return [kind for kind in shared if baseline.calls[kind] != candidate.calls[kind]]
 
 
-def _counts(baseline: Arm, candidate: Arm) -> list[Warning]:
+def _counts(baseline: RecordingFigures, candidate: RecordingFigures) -> list[TraceNote]:
     unequal = _unequal(baseline, candidate)
     if not unequal:
         return []
@@ -154,19 +153,23 @@ def _counts(baseline: Arm, candidate: Arm) -> list[Warning]:
         if _comparable_steps(baseline, candidate)
         else "compared per call, totals say nothing"
     )
-    return [Warning("unequal_calls", f"call counts differ ({counts}): {how}")]
+    return [TraceNote("unequal_calls", f"call counts differ ({counts}): {how}")]
 
 
-def _missing(baseline: Arm, candidate: Arm) -> list[Warning]:
+def _missing(baseline: RecordingFigures, candidate: RecordingFigures) -> list[TraceNote]:
     warnings = []
     for name, one, other in (("baseline", baseline, candidate), ("candidate", candidate, baseline)):
         only = [kind for kind in one.calls if kind not in other.calls]
         if only:
-            warnings.append(Warning("kind_only_here", f"{name} alone has kernels of kind {', '.join(only)}"))
+            warnings.append(
+                TraceNote("kind_only_here", f"{name} alone has kernels of kind {', '.join(only)}")
+            )
     return warnings
 
 
-def _long(baseline: Arm, candidate: Arm, only: str | None = None) -> list[Warning]:
+def _long(
+    baseline: RecordingFigures, candidate: RecordingFigures, only: str | None = None
+) -> list[TraceNote]:
     """Of every kind, or of `only` one: a single call that outweighs its kind (a first one, which loads or tunes something) is in every sum and mean."""
     found = []
     for name, one in _named(baseline, candidate):
@@ -174,11 +177,11 @@ def _long(baseline: Arm, candidate: Arm, only: str | None = None) -> list[Warnin
             if only in (None, kind) and longest > LONG_TIMES * second and longest > LONG_SHARE * one.total_ns:
                 text = f"one {kind} call took {longest / 1e3:.1f} us, the next longest {second / 1e3:.1f} us"
                 share = f"{100 * longest / one.total_ns:.0f} % of the kernel time"
-                found.append(Warning("one_long_call", f"{name}: {text}: it is {share}"))
+                found.append(TraceNote("one_long_call", f"{name}: {text}: it is {share}"))
     return found
 
 
-def _late(baseline: Arm, candidate: Arm) -> list[Warning]:
+def _late(baseline: RecordingFigures, candidate: RecordingFigures) -> list[TraceNote]:
     """Ranks that wait for each other make an arm look slow without its kernels being so."""
     found = []
     for name, one in _named(baseline, candidate):
@@ -188,18 +191,18 @@ def _late(baseline: Arm, candidate: Arm) -> list[Warning]:
                 f"{100 * one.collectives.total_ns / one.total_ns:.0f} % of the kernel time is in collectives"
             )
             text = f"{share}; how much of that is waiting for other ranks one rank's recording cannot say"
-            found.append(Warning("wait_unknown", f"{name}: {text}"))
+            found.append(TraceNote("wait_unknown", f"{name}: {text}"))
         if wait and wait > LATE_SHARE * one.total_ns:
             share = f"{100 * wait / one.total_ns:.0f} % of the kernel time is waiting for the last rank"
-            found.append(Warning("late_ranks", f"{name}: {share}: the verdict leaves it out"))
+            found.append(TraceNote("late_ranks", f"{name}: {share}: the verdict leaves it out"))
     return found
 
 
-def _per_call(baseline: Arm, candidate: Arm) -> dict[str, dict[str, float | None]]:
+def _per_call(baseline: RecordingFigures, candidate: RecordingFigures) -> dict[str, dict[str, float | None]]:
     return {kind: _call(baseline, candidate, kind) for kind in sorted({*baseline.calls, *candidate.calls})}
 
 
-def _call(baseline: Arm, candidate: Arm, kind: str) -> dict[str, float | None]:
+def _call(baseline: RecordingFigures, candidate: RecordingFigures, kind: str) -> dict[str, float | None]:
     before, after = baseline.mean_ns.get(kind), candidate.mean_ns.get(kind)
     return {
         "baseline_ns": before,
@@ -212,7 +215,7 @@ def _call(baseline: Arm, candidate: Arm, kind: str) -> dict[str, float | None]:
     }
 
 
-def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
+def _per_step(baseline: RecordingFigures, candidate: RecordingFigures) -> dict[str, float | None]:
     """Speed-ups of the time per step and device; the times themselves where steps are marked in both."""
     sound = _comparable_steps(baseline, candidate)
     marked = baseline.steps is not None and candidate.steps is not None
@@ -231,7 +234,7 @@ def _per_step(baseline: Arm, candidate: Arm) -> dict[str, float | None]:
 _NO_TIMES: dict[str, float | None] = {"sum": None, "busy": None, "sum_without_wait": None}
 
 
-def _times_of_a_step(one: Arm, marked: bool) -> dict[str, float | None]:
+def _times_of_a_step(one: RecordingFigures, marked: bool) -> dict[str, float | None]:
     """Sum, union and sum without waiting, ns per device and step (of the whole recording where none is marked)."""
     share = one.devices * (one.steps.count if one.steps and marked else 1)
     wait = one.collectives.wait_ns
@@ -243,7 +246,7 @@ def _times_of_a_step(one: Arm, marked: bool) -> dict[str, float | None]:
     return {key: None if value is None else value / share for key, value in whole.items()}
 
 
-def _comparable_steps(baseline: Arm, candidate: Arm) -> bool:
+def _comparable_steps(baseline: RecordingFigures, candidate: RecordingFigures) -> bool:
     if baseline.partial or candidate.partial or baseline.devices != candidate.devices:
         return False
     one, other = baseline.steps, candidate.steps
@@ -256,7 +259,7 @@ def _ratio(before: float | None, after: float | None) -> float | None:
     return before / after if before and after else None
 
 
-def _obstacles(baseline: Arm, candidate: Arm, kind: str | None) -> list[str]:
+def _obstacles(baseline: RecordingFigures, candidate: RecordingFigures, kind: str | None) -> list[str]:
     reasons = [f"{name} is a partial recording" for name, one in _named(baseline, candidate) if one.partial]
     if baseline.devices != candidate.devices:
         reasons.append(f"{baseline.devices} devices against {candidate.devices}")
@@ -268,7 +271,7 @@ def _obstacles(baseline: Arm, candidate: Arm, kind: str | None) -> list[str]:
     return reasons
 
 
-def _named(baseline: Arm, candidate: Arm):
+def _named(baseline: RecordingFigures, candidate: RecordingFigures):
     return ("baseline", baseline), ("candidate", candidate)
 
 

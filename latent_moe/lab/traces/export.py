@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.overlap_clip import group_codes
-from latent_moe.lab.traces.table import Coded, Columns, Kernels, Trace
+from latent_moe.lab.traces.table import Coded, Columns, Kernels, Trace, group_codes
 
 _TEXTS = ("kind", "library", "region", "grid", "workgroup")
 _NUMBERS = ("M", "N", "K", "rank")

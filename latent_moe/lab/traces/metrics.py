@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latent_moe.lab.traces.overlap_clip import group_codes
-from latent_moe.lab.traces.table import Coded, Kernels
+from latent_moe.lab.traces.table import Coded, Kernels, group_codes
 
 DEVICE = ("process", "agent")
 QUEUE = ("process", "agent", "queue")
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelRow:
     """One group of kernels. mean_ns and median_ns are per call, max_ns and second_ns are the two longest; None where no
     call has a time of its own."""
 
@@ -90,8 +89,8 @@ def span_ns(kernels: Kernels) -> int:
     return int(kernels["end_ns"][mask].max() - kernels["start_ns"][mask].min()) if mask.any() else 0
 
 
-def group(kernels: Kernels, column: str | Coded) -> list[Row]:
-    """One `Row` per text of a column (absent: "(none)"), the largest total first; "rank" groups as `ranks` says."""
+def group(kernels: Kernels, column: str | Coded) -> list[KernelRow]:
+    """One `KernelRow` per text of a column (absent: "(none)"), the largest total first; "rank" groups as `ranks` says."""
     key = ranks(kernels) if column == "rank" else kernels[column] if isinstance(column, str) else column
     timed = np.asarray(kernels["timed"])
     averaged = bool(np.any(kernels["averaged"]))
@@ -107,7 +106,7 @@ def group(kernels: Kernels, column: str | Coded) -> list[Row]:
     ]
     seen = set(np.unique(codes).tolist())
     rows += [
-        Row(_key(key, c - 1), 0, 0, None, None, int(missing[c]))
+        KernelRow(_key(key, c - 1), 0, 0, None, None, int(missing[c]))
         for c in np.flatnonzero(missing)
         if c - 1 not in seen
     ]
@@ -118,12 +117,12 @@ def _key(column: Coded, code: int) -> str:
     return column.values[code] if code >= 0 else "(none)"
 
 
-def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missing: np.ndarray) -> Row:
+def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missing: np.ndarray) -> KernelRow:
     """A row from the sorted durations of one group."""
     n, total = len(durations), int(durations.sum())
     median = None if averaged else (int(durations[(n - 1) // 2]) + int(durations[n // 2])) / 2
     longest, second = (None if averaged or n < place else int(durations[-place]) for place in (1, 2))
-    return Row(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest, second)
+    return KernelRow(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest, second)
 
 
 def ranks(kernels: Kernels) -> Coded:

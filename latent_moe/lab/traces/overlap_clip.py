@@ -6,7 +6,7 @@ first successor's start, flagged, and never reported as measured time.
 
 import numpy as np
 
-from latent_moe.lab.traces.table import Kernels
+from latent_moe.lab.traces.table import Kernels, group_codes
 
 
 def clip(kernels: Kernels) -> tuple[int, int]:
@@ -34,14 +34,3 @@ def clip(kernels: Kernels) -> tuple[int, int]:
 def queues(kernels: Kernels) -> np.ndarray:
     """One number per (process, agent, queue)."""
     return group_codes(kernels, ("process", "agent", "queue"))
-
-
-def group_codes(kernels: Kernels, columns: tuple[str, ...]) -> np.ndarray:
-    """One number per combination of text columns; the number is the same wherever all of them are."""
-    codes = np.zeros(len(kernels), dtype=np.int64)
-    for name in columns:
-        column = kernels[name]
-        codes *= len(column.values) + 1
-        codes += column.codes
-        codes += 1
-    return codes

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces import merge, overlap_clip
-from latent_moe.lab.traces.file_trace import Part
+from latent_moe.lab.traces import file_trace, overlap_clip
+from latent_moe.lab.traces.file_trace import FileTrace
 from latent_moe.lab.traces.readers import sniff
 from latent_moe.lab.traces.table import Kernels, Ranges, Trace
 
@@ -26,10 +26,10 @@ def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Tra
     files = _files([paths] if isinstance(paths, str | Path) else list(paths))
     trace = Trace(Kernels(0), Ranges(0))
     parts = _parts(files, trace, salvage)
-    merge.name_ranks(parts)
-    kept, dropped = merge.distinct(parts)
+    file_trace.name_ranks(parts)
+    kept, dropped = file_trace.distinct(parts)
     _report(trace, kept, dropped)
-    trace.kernels, trace.ranges = merge.joined(kept)
+    trace.kernels, trace.ranges = file_trace.joined(kept)
     if not len(trace.kernels):
         raise InputError(_nothing(files, parts, trace))
     _understand(trace)
@@ -54,7 +54,7 @@ def _files(paths: list[str | Path]) -> dict[Path, bool]:
     return files
 
 
-def _parts(files: dict[Path, bool], trace: Trace, salvage: bool) -> list[Part]:
+def _parts(files: dict[Path, bool], trace: Trace, salvage: bool) -> list[FileTrace]:
     parts = []
     for path, named in files.items():
         try:
@@ -89,7 +89,7 @@ def _excuse(trace: Trace, path: Path, error: Exception, matters: bool, salvage: 
         trace.warn("partial", f"{path.name} was left out: {error}")
 
 
-def _report(trace: Trace, kept: list[Part], dropped: list[tuple[Part, Part]]) -> None:
+def _report(trace: Trace, kept: list[FileTrace], dropped: list[tuple[FileTrace, FileTrace]]) -> None:
     for part in kept:
         trace.files.append(str(part.path))
         trace.warnings += part.warnings
@@ -111,7 +111,7 @@ def _report(trace: Trace, kept: list[Part], dropped: list[tuple[Part, Part]]) ->
         )
 
 
-def _nothing(files: dict[Path, bool], parts: list[Part], trace: Trace) -> str:
+def _nothing(files: dict[Path, bool], parts: list[FileTrace], trace: Trace) -> str:
     first = next(iter(files))
     where = f"{first}" if len(files) == 1 else f"{first.parent} ({len(files)} files)"
     if len(parts) == 1 and len(files) == 1 and not parts[0].format.endswith(("CSV", "JSON", "rocpd")):

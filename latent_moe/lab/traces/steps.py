@@ -1,6 +1,11 @@
-"""Steps of a recording: the profiler's own `ProfilerStep#N` ranges, or ranges called "step N"."""
+"""Steps of a recording, and the marks that a workload leaves in its region names: which tail, how many tokens, which step.
+
+Steps are the profiler's own `ProfilerStep#N` ranges, ranges called "step N", or the marks of this project's workload,
+which calls its regions `tail=column_parallel T=16 step=3 M=16 N=896 K=3584`.
+"""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +17,15 @@ STEP = re.compile(r"(?:ProfilerStep#|step[ _#:=]?)(\d+)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Steps found, and the time of their kernels per step, over all devices."""
+class StepTimes:
+    """Steps, and the time of their kernels per step, over all devices."""
 
     count: int
     total_ns_per_step: float
     busy_ns_per_step: float
 
 
-def steps(trace: Trace) -> Steps | None:
+def steps(trace: Trace) -> StepTimes | None:
     """Steps of a trace; None without step ranges, or where no kernel can be placed in one."""
     ranges, kernels = trace.ranges, trace.kernels
     names = ranges["name"]
@@ -38,4 +43,76 @@ def steps(trace: Trace) -> Steps | None:
         inside |= within & (process == owners[row]) & np.asarray(kernels["timed"])
     count = len({names.codes[row] for row in host})
     mine = kernels.take(inside)
-    return Steps(count, total_ns(mine) / count, (busy_ns(mine) or 0) / count) if inside.any() else None
+    return StepTimes(count, total_ns(mine) / count, (busy_ns(mine) or 0) / count) if inside.any() else None
+
+
+_MARK = re.compile(r"(\w+)=([\w.\-]+)")
+
+
+def marks(region: str) -> dict[str, str]:
+    """{"tail": "column_parallel", "T": "16", "step": "3", ...} from a region's name; empty without marks."""
+    return dict(_MARK.findall(region))
+
+
+@dataclass(frozen=True)
+class MarkedSteps:
+    """Steps of a recording. `mix` counts them by what they hold ("T=16": 8), empty where the profiler, not the workload,
+    marks them. `regular`: steps that hold the same ran equally many kernels of each kind, so none was lost."""
+
+    count: int
+    mix: dict[str, int]
+    regular: bool
+
+
+def marked_steps(trace: Trace) -> MarkedSteps | None:
+    """The profiler's own steps, else those that region names tell; None without either."""
+    found = steps(trace)
+    if found:
+        return MarkedSteps(found.count, {}, False)
+    column = trace.kernels["region"]
+    named = {code: marks(name) for code, name in enumerate(column.values) if "step" in marks(name)}
+    present = [code for code in np.unique(column.codes).tolist() if code in named]
+    if not present:
+        return None
+    mix = Counter(f"T={named[code].get('T', '?')}" for code in present)
+    return MarkedSteps(
+        len(present), dict(sorted(mix.items())), _regular(trace, {code: named[code] for code in present})
+    )
+
+
+def _regular(trace: Trace, named: dict[int, dict[str, str]]) -> bool:
+    kinds, region = trace.kernels["kind"].codes, trace.kernels["region"].codes
+    wide = len(trace.kernels["kind"].values) + 1
+    counts = np.bincount(
+        (region + 1) * wide + kinds + 1, minlength=(len(trace.kernels["region"].values) + 1) * wide
+    )
+    rows = counts.reshape(-1, wide)
+    seen: dict[tuple, bytes] = {}
+    for code, found in named.items():
+        alike = (found.get("tail"), found.get("T"))
+        if seen.setdefault(alike, rows[code + 1].tobytes()) != rows[code + 1].tobytes():
+            return False
+    return True
+
+
+def in_steps(trace: Trace) -> Trace:
+    """Only the kernels of steps that region names tell; the trace itself where none does."""
+    column = trace.kernels["region"]
+    stepped = np.array([*("step" in marks(name) for name in column.values), False])[column.codes]
+    return _with(trace, stepped) if stepped.any() else trace
+
+
+def select(trace: Trace, **wanted: str | int) -> Trace:
+    """The kernels in regions with these marks: select(trace, tail="overlap", T=16).
+
+    Warnings and files are kept. Kernels outside any region are left out.
+    """
+    column = trace.kernels["region"]
+    texts = {name: str(value) for name, value in wanted.items()}
+    fits = [texts.items() <= marks(name).items() for name in column.values]
+    return _with(trace, np.array([*fits, False])[column.codes])
+
+
+def _with(trace: Trace, rows: np.ndarray) -> Trace:
+    kernels = trace.kernels.take(rows)
+    return Trace(kernels, trace.ranges, list(trace.warnings), trace.partial, trace.files, trace.formats)

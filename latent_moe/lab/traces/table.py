@@ -69,7 +69,7 @@ RANGE_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Warning:
+class TraceNote:
     """Something the reader of a figure has to know: a code for programs, a message for people."""
 
     code: str
@@ -230,6 +230,17 @@ class Ranges(Columns):
     fields = RANGE_COLUMNS
 
 
+def group_codes(kernels: Kernels, columns: tuple[str, ...]) -> np.ndarray:
+    """One number per combination of text columns; the number is the same wherever all of them are."""
+    codes = np.zeros(len(kernels), dtype=np.int64)
+    for name in columns:
+        column = kernels[name]
+        codes *= len(column.values) + 1
+        codes += column.codes
+        codes += 1
+    return codes
+
+
 def kernels_from(n: int, **columns) -> Kernels:
     """A kernel table of n rows from some columns. Lists of text are encoded, lists of numbers become int64;
     with start_ns and end_ns given, dur_ns and timed follow unless given too."""
@@ -260,7 +271,7 @@ class Trace:
 
     kernels: Kernels
     ranges: Ranges
-    warnings: list[Warning] = field(default_factory=list)
+    warnings: list[TraceNote] = field(default_factory=list)
     partial: bool = False
     files: list[str] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
@@ -276,11 +287,28 @@ class Trace:
     def table(self):
         """The kernel table as a pandas DataFrame (`PUBLIC_COLUMNS`; absent cells are missing, not 0)."""
         if not hasattr(self, "_table"):
-            from latent_moe.lab.traces.frame import to_frame
-
             self._table = to_frame(self.kernels)
         return self._table
 
     def warn(self, code: str, message: str) -> None:
         """Add one warning."""
-        self.warnings.append(Warning(code, message))
+        self.warnings.append(TraceNote(code, message))
+
+
+def to_frame(kernels: Kernels):
+    """[n, 18] pandas DataFrame with the public columns: text as categories, times and numbers as nullable Int64."""
+    import pandas as pd
+
+    untimed = ~np.asarray(kernels["timed"])
+    absent_times = dict.fromkeys(("start_ns", "end_ns"), untimed | kernels["averaged"]) | {"dur_ns": untimed}
+    columns: dict = {}
+    for name in PUBLIC_COLUMNS:
+        column = kernels[name]
+        if isinstance(column, Coded):
+            columns[name] = pd.Categorical.from_codes(
+                column.codes, categories=pd.Index(column.values, dtype=object)
+            )
+        else:
+            absent = absent_times[name] if name in TIME_COLUMNS else column < 0
+            columns[name] = pd.arrays.IntegerArray(np.array(column, dtype=np.int64), np.array(absent))
+    return pd.DataFrame(columns, columns=list(PUBLIC_COLUMNS))

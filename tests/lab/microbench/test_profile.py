@@ -16,8 +16,8 @@ from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.workload import Workload, region_name
 from latent_moe.lab.recordings import load_manifest
 from latent_moe.lab.traces.compare import compare
-from latent_moe.lab.traces.marks import marked_steps, marks
 from latent_moe.lab.traces.read import read
+from latent_moe.lab.traces.steps import marked_steps, marks
 from latent_moe.tail_variants.registry import TAILS
 
 HERE = Path(__file__).parent

@@ -5,8 +5,7 @@ import pytest
 from latent_moe.lab.plots import trace_plots
 from latent_moe.lab.recordings import profile_path
 from latent_moe.lab.traces import read_trace
-from latent_moe.lab.traces.frame import to_frame
-from latent_moe.lab.traces.table import kernels_from
+from latent_moe.lab.traces.table import kernels_from, to_frame
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from latent_moe.cli import main
 from latent_moe.lab.traces.compare import compare
 from latent_moe.lab.traces.kernel_names import classify
-from latent_moe.lab.traces.marks import marked_steps, marks, select
 from latent_moe.lab.traces.read import read
+from latent_moe.lab.traces.steps import marked_steps, marks, select
 from latent_moe.lab.traces.table import Ranges, Trace, encode, kernels_from
 
 GEMM, OTHER_GEMM = "Cijk_Alik_Bljk_BBS_BH_MT256x256x64", "Cijk_Alik_Bljk_BBS_BH_MT128x128x64"

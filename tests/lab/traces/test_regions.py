@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latent_moe.lab.traces.regions import join_regions
-from latent_moe.lab.traces.shapes import from_dims, from_region
-from latent_moe.lab.traces.spans import innermost
+from latent_moe.lab.traces.regions import from_dims, from_region, innermost, join_regions
 from latent_moe.lab.traces.table import Ranges, kernels_from, ranges_from
 
 GEMM, ADD = "Cijk_Alik_Bljk_BBS_BH_MT64x64x64", "void at::native::vectorized_elementwise_kernel<4>"

@@ -11,7 +11,7 @@ from latent_moe.lab.traces.kernel_names.classify import (
     collective_type,
     shorten,
 )
-from latent_moe.lab.traces.kernel_names.gemm import GemmName, decode_gemm
+from latent_moe.lab.traces.kernel_names.gemm_names import GemmName, decode_gemm
 from latent_moe.lab.traces.kernel_names.rules import KINDS, LIBRARIES, RULES
 
 __all__ = [

@@ -1,4 +1,9 @@
-"""Names to kinds and libraries, by the table in `rules`."""
+"""Names to kinds and libraries, by the table in `rules`, after every name is brought into one spelling.
+
+Full demangling is not needed to tell what a kernel is. Of an Itanium-mangled name the nested parts are read by their
+lengths and written with `::`, template arguments open with `<`, and literals are dropped; the rest stays as it is.
+A name cut short keeps what it has.
+"""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +11,6 @@ from functools import cache
 from typing import NamedTuple
 
 from latent_moe.lab.traces.kernel_names.rules import RULES
-from latent_moe.lab.traces.kernel_names.spelling import plain
 
 COMPUTE_KINDS = ("gemm", "collective", "moe", "attention", "norm", "elementwise", "reduction", "copy")
 _UNKNOWN = ("unknown", "unknown")
@@ -66,3 +70,37 @@ def shorten(name: str, length: int = 60) -> str:
     """A name to put on an axis: no arguments, no template lists, at most `length` characters."""
     text = re.split(r"[(<]", plain(name))[0].strip() or plain(name)
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+_DECORATION = re.compile(r"(?:\s*\[clone [^\]]*\]|\.kd|\.\.\.|…)+$")
+_RETURN = re.compile(r"^(?:void|static void) ")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(\(anonymous|_GLOBAL__N_\d+(?:::)?")
+_LITERAL = re.compile(r"L[a-z]n?\d+E")
+_LENGTH = re.compile(r"\d+")
+
+
+def plain(name: str) -> str:
+    """The name in one spelling: no return type, no `.kd` or `[clone ...]`, nested names joined with `::`."""
+    text = _DECORATION.sub("", name.strip())
+    text = _RETURN.sub("", text)
+    if text.startswith("_Z"):
+        text = _readable(text)
+    return _ANONYMOUS.sub("", text)
+
+
+def _readable(mangled: str) -> str:
+    text, out, at = _LITERAL.sub("_", mangled[2:]), [], 0
+    nested = text.startswith("N")
+    while match := _LENGTH.search(text, at):
+        out.append(text[at : match.start()])
+        begin, size = match.end(), int(match.group())
+        part = text[begin : begin + size]
+        at = begin + len(part)
+        out.append("::" + part)
+        # An I after a name opens its template arguments; a name that is not nested ends there.
+        if text[at : at + 1] == "I":
+            out.append("<")
+        elif not nested and len(out) == 2:
+            out.append("(")
+    out.append(text[at:])
+    return "".join(out).replace("N::", "", 1).removeprefix("::")

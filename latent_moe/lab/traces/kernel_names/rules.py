@@ -123,7 +123,7 @@ NORM = (
         "pytorch",
     ),
     (
-        r"^at::native::~(?:RowwiseMoments|cuCompute(?:Part)?GradGammaBeta|GammaBeta|vectorized_layer)",
+        r"^at::native::~(?:RowwiseMoments|cuCompute(?:FileTrace)?GradGammaBeta|GammaBeta|vectorized_layer)",
         "norm",
         "pytorch",
     ),

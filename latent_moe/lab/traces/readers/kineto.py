@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Calls, Part, ids, launches
-from latent_moe.lab.traces.readers.kineto_cpu import cpu_kernels
-from latent_moe.lab.traces.readers.kineto_ops import attach
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, ids, launches
+from latent_moe.lab.traces.readers.kineto_ops import attach, cpu_kernels
 from latent_moe.lab.traces.readers.kineto_stream import Args, Event, EventStream
 from latent_moe.lab.traces.table import Coded, Columns, Kernels, Ranges, constant, encode
 
@@ -74,7 +73,7 @@ class _Collected:
         self.ops += [_ops(ops)] if ops else []
 
 
-def read(path: Path, salvage: bool = False) -> Part:
+def read(path: Path, salvage: bool = False) -> FileTrace:
     """Read one file, in memory that does not grow with it beyond the kernels, launches and sized ops themselves.
 
     Raises InputError: cut (with the byte), malformed, no event list, or a kernel whose own times are damaged.
@@ -82,7 +81,7 @@ def read(path: Path, salvage: bool = False) -> Part:
     stream, found = EventStream(path, salvage=salvage), _Collected()
     for batch in stream:
         found.add(path, batch)
-    part = Part(path, FORMAT, Kernels.concatenate(found.kernels or [Kernels(0)]))
+    part = FileTrace(path, FORMAT, Kernels.concatenate(found.kernels or [Kernels(0)]))
     _check_end(part, stream, salvage)
     _check_damage(part, stream, found)
     _check_copies(part, found)
@@ -90,7 +89,7 @@ def read(path: Path, salvage: bool = False) -> Part:
     return part
 
 
-def _check_end(part: Part, stream: EventStream, salvage: bool) -> None:
+def _check_end(part: FileTrace, stream: EventStream, salvage: bool) -> None:
     if not stream.cut:
         return
     if not salvage:
@@ -101,7 +100,7 @@ def _check_end(part: Part, stream: EventStream, salvage: bool) -> None:
     part.warn("partial", f"truncated at byte {stream.size}: only the events before it were read")
 
 
-def _check_damage(part: Part, stream: EventStream, found: _Collected) -> None:
+def _check_damage(part: FileTrace, stream: EventStream, found: _Collected) -> None:
     kernels = part.kernels
     if found.unread:
         part.warn("damaged_record", f"{found.unread} events cannot be read; none of them is a whole kernel")
@@ -120,14 +119,14 @@ def _check_damage(part: Part, stream: EventStream, found: _Collected) -> None:
         kernels["flagged"] = np.zeros(len(kernels), dtype=bool)
 
 
-def _check_copies(part: Part, found: _Collected) -> None:
+def _check_copies(part: FileTrace, found: _Collected) -> None:
     """Copies by the device's copy engines are no kernels: nothing here counts them, and a tail may be made of them."""
     if found.copies_us * 1e3 > _COPIES_SHARE * int(part.kernels["dur_ns"].sum()):
         text = f"{found.copies} device copies and fills of {found.copies_us:.1f} us in all"
         part.warn("copies_not_counted", f"{text} are no kernels: no figure here holds them")
 
 
-def _label(part: Part, stream: EventStream, found: _Collected) -> None:
+def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
     rest = _rest(part, stream)
     part.rank = rest.distributed.rank
     process = str(found.pid) if isinstance(found.pid, int) else part.path.name.split(".")[0]
@@ -152,7 +151,7 @@ def _label(part: Part, stream: EventStream, found: _Collected) -> None:
         cpu_kernels(part, ops, process)
 
 
-def _rest(part: Part, stream: EventStream) -> Rest:
+def _rest(part: FileTrace, stream: EventStream) -> Rest:
     text = stream.rest.lstrip(b"\xef\xbb\xbf \t\r\n")
     try:
         return msgspec.json.decode(text, type=Rest) if text.startswith(b"{") else Rest()
@@ -165,7 +164,7 @@ def _rest(part: Part, stream: EventStream) -> Rest:
         return Rest()
 
 
-def _shift(part: Part, start_ns: int) -> None:
+def _shift(part: FileTrace, start_ns: int) -> None:
     """Put the times of an exported table back to where its recording had them."""
     for table in (part.kernels, part.ranges):
         mask = table["timed"] if table is part.kernels else True

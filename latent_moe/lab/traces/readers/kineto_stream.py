@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.readers import damaged_json
-from latent_moe.lab.traces.readers.source import blocks
+from latent_moe.lab.traces.readers import lenient_json
+from latent_moe.lab.traces.readers.raw_files import blocks
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FOLLOWS = re.compile(rb"\}\s*,\s*$")
@@ -119,7 +119,7 @@ class EventStream:
         try:
             msgspec.json.decode(text)
         except _REFUSED as error:
-            return damaged_json.reason(error, self.size)
+            return lenient_json.reason(error, self.size)
         return "JSON without traceEvents: not a PyTorch-profiler trace"
 
     def _some(self, text: bytes) -> tuple[Batch, bytes, bool]:
@@ -158,7 +158,7 @@ class EventStream:
 
     def _carefully(self, text: bytes) -> tuple[Batch, bytes, bool]:
         """Event by event, past those that cannot be read."""
-        spans, end = damaged_json.array_end(text, 0)
+        spans, end = lenient_json.array_end(text, 0)
         events, unread = [], 0
         for begin, stop in spans:
             event = self._event(text[begin:stop])
@@ -172,7 +172,7 @@ class EventStream:
             return _EVENT.decode(text)
         except _REFUSED:
             self.cleaned = True
-        text = damaged_json.cleaned(text)
+        text = lenient_json.cleaned(text)
         try:
             return _EVENT.decode(text)
         except _REFUSED:

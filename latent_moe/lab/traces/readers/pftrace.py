@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Calls, Part, backwards, ids, launches, spans, times
-from latent_moe.lab.traces.readers.source import content
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, backwards, ids, launches, spans, times
+from latent_moe.lab.traces.readers.raw_files import content
 from latent_moe.lab.traces.table import Kernels, Ranges, constant, encode, number_texts
 
 FORMAT = "Perfetto trace"
@@ -44,9 +44,9 @@ def looks_like(start: bytes) -> bool:
     )
 
 
-def read(path: Path, salvage: bool = False) -> Part:
+def read(path: Path, salvage: bool = False) -> FileTrace:
     """Read one file. Raises InputError: cut or damaged, with the byte."""
-    part = Part(path, FORMAT, Kernels(0))
+    part = FileTrace(path, FORMAT, Kernels(0))
     slices, process = _slices(part, content(path, salvage), salvage)
     part.kernels = _kernels(part, [s for s in slices if s["category"] == _KERNEL], process)
     launches(part.kernels, _calls([s for s in slices if s["category"] == _API], process))
@@ -54,7 +54,7 @@ def read(path: Path, salvage: bool = False) -> Part:
     return part
 
 
-def _packets(part: Part, data: bytes, salvage: bool) -> Iterator:
+def _packets(part: FileTrace, data: bytes, salvage: bool) -> Iterator:
     from google.protobuf.message import DecodeError
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
@@ -89,7 +89,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             return place, value
 
 
-def _slices(part: Part, data: bytes, salvage: bool) -> tuple[list[dict], str]:
+def _slices(part: FileTrace, data: bytes, salvage: bool) -> tuple[list[dict], str]:
     sequences: dict[int, _Sequence] = {}
     slices: list[dict] = []
     process = ""
@@ -133,7 +133,7 @@ def _numbers(slices: list[dict], name: str, absent: int):
     return ids([s.get(name, absent) for s in slices], absent)
 
 
-def _kernels(part: Part, slices: list[dict], process: str) -> Kernels:
+def _kernels(part: FileTrace, slices: list[dict], process: str) -> Kernels:
     start = times([s.get("begin_ns", 0) for s in slices], part.path, "begin_ns")
     end = times([s.get("end_ns", 0) for s in slices], part.path, "end_ns")
     backwards(part, start, end)
@@ -161,7 +161,7 @@ def _calls(slices: list[dict], process: str) -> Calls:
     return Calls(len(slices), columns)
 
 
-def _ranges(part: Part, slices: list[dict], process: str) -> Ranges:
+def _ranges(part: FileTrace, slices: list[dict], process: str) -> Ranges:
     n = len(slices)
     columns = {
         "process": constant(process, n),

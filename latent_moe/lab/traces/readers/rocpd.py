@@ -12,9 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Part, backwards, launches, spans, times
-from latent_moe.lab.traces.readers import rocpd_ranges, sqlite
-from latent_moe.lab.traces.table import Coded, Kernels, Ranges, from_keys, number_texts, sizes
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, backwards, launches, spans, times
+from latent_moe.lab.traces.readers import raw_files
+from latent_moe.lab.traces.table import (
+    Coded,
+    Kernels,
+    Ranges,
+    constant,
+    encode,
+    from_keys,
+    number_texts,
+    sizes,
+)
 
 FORMAT = "rocpd"
 _DISPATCH = "rocpd_kernel_dispatch"
@@ -37,7 +46,7 @@ _OFTEN_ONE = (
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RocpdRun:
     """One recording inside the file: a set of tables with one suffix, and one guid of it (None: the only one)."""
 
     connection: sqlite3.Connection
@@ -58,22 +67,22 @@ class Recorded:
     def texts(self, name: str, *columns: str) -> dict[int, str]:
         """id -> the first of the columns that the table has and that holds something."""
         table = self.table(name)
-        known = sqlite.columns_of(self.connection, table) if table else []
-        wanted = [sqlite.quoted(c) for c in columns if c in known]
+        known = raw_files.columns_of(self.connection, table) if table else []
+        wanted = [raw_files.quoted(c) for c in columns if c in known]
         if not table or not wanted:
             return {}
         condition, parameters = self.where() if "guid" in known else ("", ())
         value = wanted[0] if len(wanted) == 1 else f"coalesce({', '.join(wanted)})"
         rows = self.connection.execute(
-            f"SELECT id, {value} FROM {sqlite.quoted(table)} {condition}", parameters
+            f"SELECT id, {value} FROM {raw_files.quoted(table)} {condition}", parameters
         )
         return {key: str(text) for key, text in rows if isinstance(key, int) and text is not None}
 
 
-def read(path: Path, salvage: bool = False) -> Part:
+def read(path: Path, salvage: bool = False) -> FileTrace:
     """Read one file. Raises InputError: damaged, or no rocpd database."""
-    with sqlite.opened(path) as connection:
-        part = Part(path, FORMAT, Kernels(0))
+    with raw_files.opened(path) as connection:
+        part = FileTrace(path, FORMAT, Kernels(0))
         found = [_one(part, recorded) for recorded in _recorded(connection, path)]
         part.kernels = Kernels.concatenate([kernels for kernels, _ in found] or [Kernels(0)])
         part.ranges = Ranges.concatenate([ranges for _, ranges in found] or [Ranges(0)])
@@ -86,41 +95,41 @@ def is_rocpd(names: dict[str, str]) -> bool:
     return any(name == _DISPATCH or name.startswith(_DISPATCH + "_") for name in names)
 
 
-def _recorded(connection: sqlite3.Connection, path: Path) -> list[Recorded]:
-    names = {name: kind for name, kind in sqlite.tables(connection).items() if kind == "table"}
+def _recorded(connection: sqlite3.Connection, path: Path) -> list[RocpdRun]:
+    names = {name: kind for name, kind in raw_files.tables(connection).items() if kind == "table"}
     found = []
     for suffix in sorted(
         n.removeprefix(_DISPATCH) for n in names if n == _DISPATCH or n.startswith(_DISPATCH + "_")
     ):
         guids: list = [(None,)]
-        if "guid" in sqlite.columns_of(connection, _DISPATCH + suffix):
+        if "guid" in raw_files.columns_of(connection, _DISPATCH + suffix):
             guids = connection.execute(
-                f"SELECT DISTINCT guid FROM {sqlite.quoted(_DISPATCH + suffix)}"
+                f"SELECT DISTINCT guid FROM {raw_files.quoted(_DISPATCH + suffix)}"
             ).fetchall()
         several = len(guids) > 1
-        found += [Recorded(connection, path, suffix, guid if several else None, names) for (guid,) in guids]
+        found += [RocpdRun(connection, path, suffix, guid if several else None, names) for (guid,) in guids]
     return found
 
 
-def _one(part: Part, recorded: Recorded) -> tuple[Kernels, Ranges]:
-    marked = rocpd_ranges.has_regions(recorded)
+def _one(part: FileTrace, recorded: RocpdRun) -> tuple[Kernels, Ranges]:
+    marked = has_regions(recorded)
     cells = _dispatches(recorded, marked)
     processes = recorded.texts("rocpd_info_process", "pid")
     kernels = _kernels(part, recorded, cells, processes)
     if not marked:
         return kernels, Ranges(0)
-    threads = rocpd_ranges.threads(recorded)
-    kernels["thread"] = rocpd_ranges.thread_ids(cells["tid"], threads)
+    known_threads = threads(recorded)
+    kernels["thread"] = thread_ids(cells["tid"], known_threads)
     kernels["correlation"], kernels["parent"] = cells["stack_id"], cells["parent_stack_id"]
-    ranges, calls = rocpd_ranges.read(recorded, processes, threads)
+    ranges, calls = read_regions(recorded, processes, known_threads)
     launches(kernels, calls)
     return kernels, ranges
 
 
-def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
+def _dispatches(recorded: RocpdRun, marked: bool) -> dict[str, np.ndarray]:
     """name -> int64 column of the dispatch table, in order of id; absent cells and columns are -1, times 0."""
     table = _DISPATCH + recorded.suffix
-    known = sqlite.columns_of(recorded.connection, table)
+    known = raw_files.columns_of(recorded.connection, table)
     wanted = [name for name in _NUMBERS if name in known]
     if not {"start", "end", "kernel_id"} <= set(wanted):
         raise InputError(
@@ -128,37 +137,39 @@ def _dispatches(recorded: Recorded, marked: bool) -> dict[str, np.ndarray]:
         )
     n, same = _constants(recorded, table, [name for name in _OFTEN_ONE if name in wanted])
     wanted = [name for name in wanted if name not in same]
-    picked = [f"ifnull(D.{sqlite.quoted(name)}, {0 if name in ('start', 'end') else -1})" for name in wanted]
+    picked = [
+        f"ifnull(D.{raw_files.quoted(name)}, {0 if name in ('start', 'end') else -1})" for name in wanted
+    ]
     join, stacks = _event_join(recorded, known) if marked else ("", [])
     picked += [f"ifnull(E.{name}, 0)" for name in stacks]
     condition, parameters = recorded.where("D.")
-    statement = f"SELECT {', '.join(picked)} FROM {sqlite.quoted(table)} D {join} {condition}"
+    statement = f"SELECT {', '.join(picked)} FROM {raw_files.quoted(table)} D {join} {condition}"
     width = len(wanted) + len(stacks)
     strict = [wanted.index("start"), wanted.index("end")]
-    values = sqlite.integers(recorded.connection, statement, width, n, recorded.path, parameters, strict)
+    values = raw_files.integers(recorded.connection, statement, width, n, recorded.path, parameters, strict)
     absent = dict.fromkeys(_NUMBERS, -1) | {"stack_id": 0, "parent_stack_id": 0} | same
     columns = {name: np.broadcast_to(np.int64(value), n) for name, value in absent.items()}
     return columns | dict(zip([*wanted, *stacks], values, strict=True))
 
 
-def _constants(recorded: Recorded, table: str, names: list[str]) -> tuple[int, dict[str, int]]:
+def _constants(recorded: RocpdRun, table: str, names: list[str]) -> tuple[int, dict[str, int]]:
     """(number of rows, {column: its value} for the columns that hold one value): not to be fetched row by row."""
     condition, parameters = recorded.where()
-    source = f"FROM {sqlite.quoted(table)} {condition}"
+    source = f"FROM {raw_files.quoted(table)} {condition}"
     n = recorded.connection.execute(f"SELECT count(*) {source}", parameters).fetchone()[0]
     if not n or not names:
         return n, {}
-    picked = ", ".join(map(sqlite.quoted, names))
+    picked = ", ".join(map(raw_files.quoted, names))
     first = recorded.connection.execute(f"SELECT {picked} {source} LIMIT 1", parameters).fetchone()
     whole = {name: value for name, value in zip(names, first, strict=True) if isinstance(value, int)}
     return n, _unchanging(recorded, f"{source} {'AND' if condition else 'WHERE'}", parameters, whole)
 
 
-def _unchanging(recorded: Recorded, source: str, parameters: tuple, first: dict[str, int]) -> dict[str, int]:
+def _unchanging(recorded: RocpdRun, source: str, parameters: tuple, first: dict[str, int]) -> dict[str, int]:
     """The columns in which no row differs from the first: one pass for all, halves where one of them differs."""
     if not first:
         return {}
-    differs = " OR ".join(f"{sqlite.quoted(name)} IS NOT ?" for name in first)
+    differs = " OR ".join(f"{raw_files.quoted(name)} IS NOT ?" for name in first)
     statement = f"SELECT 1 {source} ({differs}) LIMIT 1"
     if not recorded.connection.execute(statement, (*parameters, *first.values())).fetchall():
         return first
@@ -171,19 +182,19 @@ def _unchanging(recorded: Recorded, source: str, parameters: tuple, first: dict[
     }
 
 
-def _event_join(recorded: Recorded, known: list[str]) -> tuple[str, list[str]]:
+def _event_join(recorded: RocpdRun, known: list[str]) -> tuple[str, list[str]]:
     """(the join of the dispatches' events, which of the stack columns they have)."""
     events = recorded.table("rocpd_event")
     if not events or "event_id" not in known:
         return "", []
-    has = sqlite.columns_of(recorded.connection, events)
+    has = raw_files.columns_of(recorded.connection, events)
     same = " AND E.guid = D.guid" if recorded.guid else ""
-    join = f"LEFT JOIN {sqlite.quoted(events)} E ON E.id = D.event_id{same}"
+    join = f"LEFT JOIN {raw_files.quoted(events)} E ON E.id = D.event_id{same}"
     return join, [name for name in ("stack_id", "parent_stack_id") if name in has]
 
 
 def _kernels(
-    part: Part, recorded: Recorded, cells: dict[str, np.ndarray], processes: dict[int, str]
+    part: FileTrace, recorded: RocpdRun, cells: dict[str, np.ndarray], processes: dict[int, str]
 ) -> Kernels:
     start, end = times(cells["start"], part.path, "start"), times(cells["end"], part.path, "end")
     backwards(part, start, end)
@@ -208,9 +219,9 @@ def _names(cells: dict[str, np.ndarray], symbols: dict[int, str]) -> Coded:
     return from_keys(cells["kernel_id"], symbols, "kernel {}")
 
 
-def _check_view(part: Part, connection: sqlite3.Connection) -> None:
+def _check_view(part: FileTrace, connection: sqlite3.Connection) -> None:
     """Warn where the view `kernels` shows fewer rows than the dispatch table holds."""
-    if "kernels" not in sqlite.tables(connection):
+    if "kernels" not in raw_files.tables(connection):
         return
     try:
         seen = connection.execute("SELECT count(*) FROM kernels").fetchone()[0]
@@ -226,3 +237,111 @@ def _check_view(part: Part, connection: sqlite3.Connection) -> None:
             f"the view `kernels` shows {seen} of {len(part.kernels)} dispatches (its inner joins lose rows); "
             "all dispatches were read from the table",
         )
+
+
+def has_regions(recorded) -> bool:
+    """Does the recording hold any range or API call, with the events that name their kinds?"""
+    tables = [recorded.table(name) for name in ("rocpd_region", "rocpd_event", "rocpd_string")]
+    if not all(tables):
+        return False
+    return bool(
+        recorded.connection.execute(f"SELECT 1 FROM {raw_files.quoted(tables[0])} LIMIT 1").fetchall()
+    )
+
+
+def threads(recorded) -> dict[int, int]:
+    """Row id -> thread id."""
+    found = recorded.texts("rocpd_info_thread", "tid")
+    return {key: int(text) for key, text in found.items() if text.lstrip("-").isdigit()}
+
+
+def thread_ids(rows: np.ndarray, known: dict[int, int]) -> np.ndarray:
+    """Thread ids of row ids; a row that is missing keeps its row id, which rocprofv3 takes from the thread."""
+    unique, inverse = np.unique(rows, return_inverse=True)
+    return np.array([known.get(int(row), int(row)) for row in unique], dtype=np.int64)[inverse.reshape(-1)]
+
+
+def read_regions(recorded, processes: dict[int, str], known_threads: dict[int, int]) -> tuple[Ranges, Calls]:
+    """(ranges, API calls) of one recording."""
+    categories = recorded.texts("rocpd_string", "string")
+    markers = [key for key, text in categories.items() if text.startswith("MARKER_")]
+    calls = [key for key, text in categories.items() if text.startswith("HIP_")]
+    return _ranges(recorded, markers, processes, known_threads), _calls(
+        recorded, calls, processes, known_threads
+    )
+
+
+def _from(recorded, keys: list[int], extra: str = "") -> tuple[str, tuple]:
+    events, condition = recorded.table("rocpd_event"), recorded.where("R.")
+    same = " AND E.guid = R.guid" if recorded.guid else ""
+    listed = ", ".join(map(str, keys)) or "NULL"
+    statement = (
+        f"FROM {raw_files.quoted(recorded.table('rocpd_region'))} R"
+        f" JOIN {raw_files.quoted(events)} E ON E.id = R.event_id{same} {extra}"
+        f" {condition[0] or 'WHERE 1'} AND E.category_id IN ({listed})"
+    )
+    return statement, condition[1]
+
+
+_PICKED = (
+    'ifnull(R.pid, -1), ifnull(R.tid, -1), ifnull(R.start, 0), ifnull(R."end", 0), ifnull(E.stack_id, 0)'
+)
+
+
+def _cells(recorded, source: str, parameters: tuple) -> np.ndarray:
+    """[5, n]: process row, thread row, start, end, stack id."""
+    count = recorded.connection.execute(f"SELECT count(*) {source}", parameters).fetchone()[0]
+    return raw_files.integers(
+        recorded.connection, f"SELECT {_PICKED} {source}", 5, count, recorded.path, parameters
+    )
+
+
+def _calls(recorded, keys: list[int], processes, known_threads) -> Calls:
+    source, parameters = _from(recorded, keys)
+    cells = _cells(recorded, source, parameters)
+    columns = {
+        "process": from_keys(cells[0], processes, "{}"),
+        "thread": thread_ids(cells[1], known_threads),
+        "start_ns": cells[2],
+        "correlation": cells[4],
+    }
+    return Calls(cells.shape[1], columns)
+
+
+def _ranges(recorded, keys: list[int], processes, known_threads) -> Ranges:
+    has_message = "extdata" in raw_files.columns_of(recorded.connection, recorded.table("rocpd_event"))
+    message = "E.extdata" if has_message else "NULL"
+    strings = raw_files.quoted(recorded.table("rocpd_string"))
+    join = f"LEFT JOIN {strings} S ON S.id = R.name_id" + (" AND S.guid = R.guid" if recorded.guid else "")
+    source, parameters = _from(recorded, keys, join)
+    cells = _cells(recorded, source, parameters)
+    rows = recorded.connection.execute(f"SELECT S.string, {message} {source}", parameters)
+    columns = {
+        "process": from_keys(cells[0], processes, "{}"),
+        "thread": thread_ids(cells[1], known_threads),
+        "name": _named(rows),
+        "start_ns": cells[2],
+        "end_ns": cells[3],
+        "correlation": cells[4],
+        "domain": constant("host", cells.shape[1]),
+        "source": constant(str(recorded.path), cells.shape[1]),
+    }
+    ranges = Ranges(cells.shape[1], columns)
+    return ranges.take(cells[3] > cells[2])
+
+
+def _named(rows) -> Coded:
+    """The marker's own message where the event has one, else the region's name (roctxRangePushA and the like)."""
+    import msgspec
+
+    class Extra(msgspec.Struct):
+        message: str | None = None
+
+    decoder, texts = msgspec.json.Decoder(Extra), []
+    for name, extra in rows:
+        try:
+            message = decoder.decode(extra).message if isinstance(extra, str | bytes) else None
+        except (msgspec.MsgspecError, RecursionError):
+            message = None
+        texts.append(message or (str(name) if name is not None else None))
+    return encode(texts)

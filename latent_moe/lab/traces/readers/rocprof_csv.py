@@ -4,15 +4,131 @@ Layouts: 16 columns in ROCm 6.2.0, 18 from 6.2.4, 22 in 7.0, 23 to 26 from `rocp
 unless it has a Guid or Process_Id column; else the process is what the file's name starts with.
 """
 
+import csv
+import io
 import re
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Calls, Part, backwards, spans, times
-from latent_moe.lab.traces.readers.csv_rows import Table
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, backwards, spans, times
+from latent_moe.lab.traces.readers.raw_files import blocks, head
 from latent_moe.lab.traces.table import Coded, Kernels, Ranges, constant, encode
+
+_ROWS = 20_000
+_ROUNDED = re.compile(r"[+-]?\d+(?:[.,]\d+)?[eE]\+?\d+$")
+csv.field_size_limit(1 << 24)
+
+
+class CsvTable:
+    """One CSV file: `header` (lower case), and `chunks()` of its rows as {column: list of cells}.
+
+    Cells behind an unquoted comma in `wide` (a kernel's name) are put together again. Raises InputError: a row with
+    too few cells, unless `salvage`, which leaves it out and sets `cut`.
+    """
+
+    def __init__(self, path: Path, wide: str = "kernel_name", salvage: bool = False):
+        self.path, self.wide, self.salvage = path, wide, salvage
+        self.cut, self.row = False, 1
+        start = head(path)
+        self.encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        self.delimiter, self.header = header_of(start.decode(self.encoding, "replace"))
+
+    def chunks(self) -> Iterator[dict[str, tuple[str, ...]]]:
+        rows = self._rows()
+        next(rows, None)
+        while chunk := list(islice(rows, _ROWS)):
+            good = self._whole(chunk)
+            yield dict(zip(self.header, zip(*good, strict=True), strict=True)) if good else {}
+            self.row += len(chunk)
+
+    def _rows(self) -> Iterator[list[str]]:
+        raw = io.BufferedReader(_Raw(blocks(self.path, 1 << 20, self.salvage)), 1 << 20)
+        text = io.TextIOWrapper(raw, self.encoding, errors="replace", newline="")
+        try:
+            yield from (row for row in csv.reader(text, delimiter=self.delimiter) if row)
+        except csv.Error as error:
+            raise InputError(f"{self.path}: damaged CSV near row {self.row} ({error})") from None
+
+    def _whole(self, chunk: list[list[str]]) -> list[list[str]]:
+        width = len(self.header)
+        if all(len(row) == width for row in chunk):
+            return chunk
+        mended = [self._mended(row, self.row + place) for place, row in enumerate(chunk, 1)]
+        return [row for row in mended if row]
+
+    def _mended(self, row: list[str], number: int) -> list[str] | None:
+        extra = len(row) - len(self.header)
+        if extra == 0:
+            return row
+        if extra < 0:
+            if not self.salvage:
+                cells = f"{len(row)} of {len(self.header)} cells"
+                raise InputError(f"{self.path}: truncated or damaged CSV, row {number} has {cells}")
+            self.cut = True
+            return None
+        if not any(row[-extra:]):
+            return row[:-extra]
+        place = self.header.index(self.wide) if self.wide in self.header else 0
+        return [*row[:place], self.delimiter.join(row[place : place + extra + 1]), *row[place + extra + 1 :]]
+
+    def numbers(self, cells: tuple[str, ...], column: str, absent: int) -> np.ndarray:
+        """Cells as int64, empty ones as `absent`. Raises InputError that names column, row and cell."""
+        try:
+            return np.array(list(map(int, cells)), dtype=np.int64)
+        except (ValueError, OverflowError):
+            return np.array(
+                [self._number(c, column, absent, n) for n, c in enumerate(cells, 1)], dtype=np.int64
+            )
+
+    def _number(self, cell: str, column: str, absent: int, place: int) -> int:
+        cell = cell.strip()
+        if not cell:
+            return absent
+        where = f"{self.path}: column {self.title(column)}, row {self.row + place}"
+        if _ROUNDED.match(cell):
+            raise InputError(
+                f"{where}: {cell} was rounded by a spreadsheet, the precision is gone; use the original file"
+            )
+        try:
+            value = int(cell)
+        except ValueError:
+            raise InputError(f"{where}: {cell[:40]!r} is no whole number") from None
+        if not -(1 << 62) < value < 1 << 62:
+            raise InputError(f"{where}: {cell[:40]} is no time or identifier of 64 bits")
+        return value
+
+    def title(self, column: str) -> str:
+        """The column's name as rocprofv3 spells it."""
+        return "_".join(word.capitalize() for word in column.split("_"))
+
+
+class _Raw(io.RawIOBase):
+    """Blocks of bytes as a raw file."""
+
+    def __init__(self, source: Iterator[bytes]):
+        self.source, self.rest = source, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        self.rest = self.rest or memoryview(next(self.source, b""))
+        size = min(len(buffer), len(self.rest))
+        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
+        return size
+
+
+def header_of(text: str) -> tuple[str, list[str]]:
+    """(delimiter, lower-case column names) of the first line that is not empty."""
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    delimiter = max(",;\t", key=line.count)
+    cells = next(csv.reader([line], delimiter=delimiter), [])
+    return delimiter, [cell.strip().lower() for cell in cells]
+
 
 FORMAT, MARKERS, API = "rocprofv3 CSV", "rocprofv3 marker trace", "rocprofv3 API trace"
 _SUFFIX = re.compile(
@@ -40,12 +156,12 @@ def kind_of(header: list[str]) -> str | None:
     return "rocprof v1 CSV" if {"kernelname", "beginns", "endns"} <= columns else None
 
 
-def read(path: Path, salvage: bool = False) -> Part:
+def read(path: Path, salvage: bool = False) -> FileTrace:
     """Read one kernel, marker or API trace. Raises InputError: a cell that is no number, a row that is cut."""
-    table = Table(path, salvage=salvage)
+    table = CsvTable(path, salvage=salvage)
     if kind_of(table.header) == API:
         return _calls_and_ranges(path, table)
-    part = Part(path, FORMAT, Kernels(0))
+    part = FileTrace(path, FORMAT, Kernels(0))
     found = [_kernels(part, table, cells) for cells in table.chunks() if cells]
     if found:
         part.kernels = Kernels.concatenate(found)
@@ -55,7 +171,7 @@ def read(path: Path, salvage: bool = False) -> Part:
     return _ended(part, table)
 
 
-def _ended(part: Part, table: Table) -> Part:
+def _ended(part: FileTrace, table: CsvTable) -> FileTrace:
     if table.cut:
         part.partial = True
         part.warn("partial", "rows with too few cells were left out")
@@ -68,7 +184,7 @@ def process_of(path: Path) -> str:
     return _SUFFIX.sub("", stem) or stem
 
 
-def _kernels(part: Part, table: Table, cells: dict) -> Kernels:
+def _kernels(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     start = times(table.numbers(cells["start_timestamp"], "start_timestamp", 0), part.path, "Start_Timestamp")
     end = times(table.numbers(cells["end_timestamp"], "end_timestamp", 0), part.path, "End_Timestamp")
     backwards(part, start, end)
@@ -88,7 +204,7 @@ def _kernels(part: Part, table: Table, cells: dict) -> Kernels:
     return Kernels(n, columns | _own_duration(table, cells, spans(start, end)))
 
 
-def _own_duration(table: Table, cells: dict, found: dict) -> dict:
+def _own_duration(table: CsvTable, cells: dict, found: dict) -> dict:
     """The trace's own Duration where it has the column."""
     if "duration" not in cells:
         return found
@@ -127,8 +243,8 @@ def _sizes(cells: dict, name: str, n: int) -> Coded:
     return encode(map("x".join, zip(*(cells[axis] for axis in axes), strict=True)))
 
 
-def _calls_and_ranges(path: Path, table: Table) -> Part:
-    part, ranges, calls = Part(path, API, Kernels(0)), [], []
+def _calls_and_ranges(path: Path, table: CsvTable) -> FileTrace:
+    part, ranges, calls = FileTrace(path, API, Kernels(0)), [], []
     for cells in table.chunks():
         if not cells:
             continue

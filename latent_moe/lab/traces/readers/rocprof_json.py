@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Calls, Part, backwards, ids, launches, spans, times
-from latent_moe.lab.traces.readers import damaged_json
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, backwards, ids, launches, spans, times
+from latent_moe.lab.traces.readers import lenient_json
 from latent_moe.lab.traces.readers.lenient_json import loosely, one, several
-from latent_moe.lab.traces.readers.source import content
+from latent_moe.lab.traces.readers.raw_files import content
 from latent_moe.lab.traces.table import Kernels, Ranges, constant, encode, from_keys, number_texts, sizes
 
 FORMAT = "rocprofv3 JSON"
@@ -103,9 +103,9 @@ class File(msgspec.Struct):
     entries: list[Entry] = msgspec.field(name="rocprofiler-sdk-tool")
 
 
-def read(path: Path, salvage: bool = False) -> Part:
+def read(path: Path, salvage: bool = False) -> FileTrace:
     """Read one file. Raises InputError: cut, malformed or of another shape, with the byte where it is known."""
-    part = Part(path, FORMAT, Kernels(0))
+    part = FileTrace(path, FORMAT, Kernels(0))
     entries = _decode(part, content(path, salvage), salvage).entries
     tables = [_entry(part, entry) for entry in entries]
     if tables:
@@ -114,37 +114,37 @@ def read(path: Path, salvage: bool = False) -> Part:
     return part
 
 
-def _decode(part: Part, text: bytes, salvage: bool) -> File:
+def _decode(part: FileTrace, text: bytes, salvage: bool) -> File:
     try:
         return msgspec.json.decode(text, type=File)
     except _REFUSED as error:
         first = error
-    whole = text if isinstance(first, msgspec.ValidationError) else damaged_json.cleaned(text)
+    whole = text if isinstance(first, msgspec.ValidationError) else lenient_json.cleaned(text)
     try:
         file = loosely(part, whole, File, Dispatch)
     except _REFUSED as error:
         if not salvage:
-            raise InputError(f"{part.path}: {damaged_json.reason(error, len(text))}") from None
+            raise InputError(f"{part.path}: {lenient_json.reason(error, len(text))}") from None
         return _salvaged(part, whole, len(text))
     part.warn(
         "damaged_text",
-        f"read past damage outside the kernels' times ({damaged_json.reason(first, len(text))})",
+        f"read past damage outside the kernels' times ({lenient_json.reason(first, len(text))})",
     )
     return file
 
 
-def _salvaged(part: Part, text: bytes, size: int) -> File:
-    whole = damaged_json.closed(text, _DEPTH)
+def _salvaged(part: FileTrace, text: bytes, size: int) -> File:
+    whole = lenient_json.closed(text, _DEPTH)
     try:
         file = loosely(part, whole or b"", File, Dispatch)
     except _REFUSED as error:
-        raise InputError(f"{part.path}: nothing to salvage: {damaged_json.reason(error, size)}") from None
+        raise InputError(f"{part.path}: nothing to salvage: {lenient_json.reason(error, size)}") from None
     part.partial = True
     part.warn("partial", f"truncated at byte {size}: only the records before it were read")
     return file
 
 
-def _entry(part: Part, entry: Entry) -> tuple[Kernels, Ranges]:
+def _entry(part: FileTrace, entry: Entry) -> tuple[Kernels, Ranges]:
     pid = one(part, entry.metadata, Metadata).pid
     process = str(pid) if pid >= 0 else part.path.name.split("_")[0]
     kernels = _kernels(part, entry, process)
@@ -152,7 +152,7 @@ def _entry(part: Part, entry: Entry) -> tuple[Kernels, Ranges]:
     return kernels, _ranges(part, entry, process)
 
 
-def _kernels(part: Part, entry: Entry, process: str) -> Kernels:
+def _kernels(part: FileTrace, entry: Entry, process: str) -> Kernels:
     records = entry.buffer_records.kernel_dispatch
     infos = [record.dispatch_info for record in records]
     start = times([r.start_timestamp for r in records], part.path, "start_timestamp")
@@ -184,7 +184,7 @@ def _sizes(values: list[Size]):
     return sizes(*(ids([getattr(v, axis) for v in values], 0) for axis in "xyz"))
 
 
-def _calls(part: Part, entry: Entry, process: str) -> Calls:
+def _calls(part: FileTrace, entry: Entry, process: str) -> Calls:
     calls = several(part, entry.buffer_records.hip_api, Call)
     columns = {
         "process": constant(process, len(calls)),
@@ -195,7 +195,7 @@ def _calls(part: Part, entry: Entry, process: str) -> Calls:
     return Calls(len(calls), columns)
 
 
-def _ranges(part: Part, entry: Entry, process: str) -> Ranges:
+def _ranges(part: FileTrace, entry: Entry, process: str) -> Ranges:
     texts = {
         text.key: text.value for text in several(part, one(part, entry.strings, Strings).marker_api, Text)
     }

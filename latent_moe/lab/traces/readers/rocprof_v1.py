@@ -9,31 +9,30 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Part, backwards, spans, times
-from latent_moe.lab.traces.readers import sqlite
-from latent_moe.lab.traces.readers.csv_rows import Table
-from latent_moe.lab.traces.readers.rocprof_csv import process_of
+from latent_moe.lab.traces.file_trace import FileTrace, backwards, spans, times
+from latent_moe.lab.traces.readers import raw_files
+from latent_moe.lab.traces.readers.rocprof_csv import CsvTable, process_of
 from latent_moe.lab.traces.table import Coded, Kernels, constant, encode
 
 CSV, STATS, DATABASE = "rocprof v1 CSV", "rocprof v1 statistics", "rocprof v1 database"
 _MOST_CALLS = 5_000_000
 
 
-def read_csv(path: Path, salvage: bool = False) -> Part:
+def read_csv(path: Path, salvage: bool = False) -> FileTrace:
     """Read rocprof v1's results.csv. Raises InputError as the rocprofv3 reader does."""
-    part, table = Part(path, CSV, Kernels(0)), Table(path, wide="kernelname", salvage=salvage)
+    part, table = FileTrace(path, CSV, Kernels(0)), CsvTable(path, wide="kernelname", salvage=salvage)
     found = [_dispatches(part, table, cells) for cells in table.chunks() if cells]
     part.kernels = Kernels.concatenate(found or [Kernels(0)])
     part.partial = table.cut
     return part
 
 
-def _dispatches(part: Part, table: Table, cells: dict) -> Kernels:
+def _dispatches(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     start, end = (table.numbers(cells[name], name, 0) for name in ("beginns", "endns"))
     return _kernels(part, times(start, part.path, "BeginNs"), times(end, part.path, "EndNs"), cells)
 
 
-def _kernels(part: Part, start: np.ndarray, end: np.ndarray, cells: dict) -> Kernels:
+def _kernels(part: FileTrace, start: np.ndarray, end: np.ndarray, cells: dict) -> Kernels:
     backwards(part, start, end)
     n = len(start)
     columns = {
@@ -53,9 +52,9 @@ def _labelled(cells, form: str, n: int) -> Coded:
     )
 
 
-def read_stats(path: Path, salvage: bool = False) -> Part:
+def read_stats(path: Path, salvage: bool = False) -> FileTrace:
     """Read rocprof v1's results.stats.csv into `averaged` rows."""
-    part, table = Part(path, STATS, Kernels(0)), Table(path, wide="name", salvage=salvage)
+    part, table = FileTrace(path, STATS, Kernels(0)), CsvTable(path, wide="name", salvage=salvage)
     found = [_spread(part, table, cells) for cells in table.chunks() if cells]
     part.kernels = Kernels.concatenate(found or [Kernels(0)])
     part.partial = table.cut
@@ -65,7 +64,7 @@ def read_stats(path: Path, salvage: bool = False) -> Part:
     return part
 
 
-def _spread(part: Part, table: Table, cells: dict) -> Kernels:
+def _spread(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     calls = table.numbers(cells["calls"], "calls", 0)
     total = table.numbers(cells["totaldurationns"], "totaldurationns", 0)
     if len(calls) and (calls.min() < 0 or total.min() < 0 or calls.sum() > _MOST_CALLS):
@@ -85,21 +84,21 @@ def _spread(part: Part, table: Table, cells: dict) -> Kernels:
 def kernel_table(connection, names: dict[str, str]) -> str | None:
     """The table of a rocprof v1 database that holds dispatches."""
     for name in names:
-        columns = {column.lower() for column in sqlite.columns_of(connection, name)}
+        columns = {column.lower() for column in raw_files.columns_of(connection, name)}
         if {"kernelname", "beginns", "endns"} <= columns:
             return name
     return None
 
 
-def read_database(path: Path, salvage: bool = False) -> Part:
+def read_database(path: Path, salvage: bool = False) -> FileTrace:
     """Read rocprof v1's results.db. Raises InputError: damaged, or without a table of dispatches."""
-    part = Part(path, DATABASE, Kernels(0))
-    with sqlite.opened(path) as connection:
-        table = kernel_table(connection, sqlite.tables(connection))
+    part = FileTrace(path, DATABASE, Kernels(0))
+    with raw_files.opened(path) as connection:
+        table = kernel_table(connection, raw_files.tables(connection))
         if table is None:
             raise InputError(f"{path}: a SQLite database without kernels: neither rocpd nor rocprof v1")
-        columns = sqlite.columns_of(connection, table)
-        rows = connection.execute(f"SELECT * FROM {sqlite.quoted(table)}").fetchall()
+        columns = raw_files.columns_of(connection, table)
+        rows = connection.execute(f"SELECT * FROM {raw_files.quoted(table)}").fetchall()
     cells = {
         c.lower(): ["" if v is None else str(v) for v in column]
         for c, column in zip(columns, zip(*rows, strict=True), strict=False)

@@ -4,24 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from latent_moe.lab.traces.readers.source import SQLITE, blocks, head
+from latent_moe.lab.traces.readers.raw_files import SQLITE, blocks, head
 
 _TOOL, _EVENTS = b'"rocprofiler-sdk-tool"', b'"traceEvents"'
 _SEARCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Found:
+class Sniffed:
     """A file's format and its reader; no reader: a file of that format holds no kernels."""
 
     format: str
     reader: Callable | None = None
 
 
-UNKNOWN = Found("a file of no format that is known here")
+UNKNOWN = Sniffed("a file of no format that is known here")
 
 
-def sniff(path: Path) -> Found:
+def sniff(path: Path) -> Sniffed:
     """The format and the reader of a file. Raises InputError: unreadable, empty, a damaged database."""
     start = head(path)
     if start.startswith(SQLITE):
@@ -34,29 +34,29 @@ def sniff(path: Path) -> Found:
     return _csv(start) or UNKNOWN
 
 
-def _database(path: Path) -> Found:
-    from latent_moe.lab.traces.readers import rocpd, rocprof_v1, sqlite
+def _database(path: Path) -> Sniffed:
+    from latent_moe.lab.traces.readers import raw_files, rocpd, rocprof_v1
 
-    with sqlite.opened(path) as connection:
-        names = sqlite.tables(connection)
+    with raw_files.opened(path) as connection:
+        names = raw_files.tables(connection)
         if rocpd.is_rocpd(names):
-            return Found(rocpd.FORMAT, rocpd.read)
+            return Sniffed(rocpd.FORMAT, rocpd.read)
         if rocprof_v1.kernel_table(connection, names):
-            return Found(rocprof_v1.DATABASE, rocprof_v1.read_database)
-    return Found("rocmProfileData database" if "rocpd_op" in names else "SQLite database without kernels")
+            return Sniffed(rocprof_v1.DATABASE, rocprof_v1.read_database)
+    return Sniffed("rocmProfileData database" if "rocpd_op" in names else "SQLite database without kernels")
 
 
-def _json(path: Path, start: bytes) -> Found:
+def _json(path: Path, start: bytes) -> Sniffed:
     which = _key(start) or _key_further_on(path)
     if which == _TOOL:
         from latent_moe.lab.traces.readers import rocprof_json
 
-        return Found(rocprof_json.FORMAT, rocprof_json.read)
+        return Sniffed(rocprof_json.FORMAT, rocprof_json.read)
     if which == _EVENTS or (start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[") and b'"ph"' in start):
         from latent_moe.lab.traces.readers import kineto
 
-        return Found(kineto.FORMAT, kineto.read)
-    return Found(
+        return Sniffed(kineto.FORMAT, kineto.read)
+    return Sniffed(
         "JSON file that is no trace (no traceEvents, no rocprofiler-sdk-tool; results of bench are for `table`)"
     )
 
@@ -79,24 +79,24 @@ def _key_further_on(path: Path) -> bytes | None:
     return None
 
 
-def _csv(start: bytes) -> Found | None:
-    from latent_moe.lab.traces.readers import csv_rows, rocprof_csv, rocprof_v1
+def _csv(start: bytes) -> Sniffed | None:
+    from latent_moe.lab.traces.readers import rocprof_csv, rocprof_v1
 
     encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    kind = rocprof_csv.kind_of(csv_rows.header_of(start.decode(encoding, "replace"))[1])
+    kind = rocprof_csv.kind_of(rocprof_csv.header_of(start.decode(encoding, "replace"))[1])
     readers = {
         rocprof_csv.FORMAT: rocprof_csv.read,
         rocprof_csv.API: rocprof_csv.read,
         rocprof_v1.CSV: rocprof_v1.read_csv,
         rocprof_v1.STATS: rocprof_v1.read_stats,
     }
-    return Found(kind, readers.get(kind)) if kind else None
+    return Sniffed(kind, readers.get(kind)) if kind else None
 
 
-def _perfetto(start: bytes) -> Found | None:
+def _perfetto(start: bytes) -> Sniffed | None:
     from latent_moe.lab.traces.readers import pftrace
 
-    return Found(pftrace.FORMAT, pftrace.read) if pftrace.looks_like(start) else None
+    return Sniffed(pftrace.FORMAT, pftrace.read) if pftrace.looks_like(start) else None
 
 
 def is_trace_like(path: Path) -> bool:
@@ -105,4 +105,4 @@ def is_trace_like(path: Path) -> bool:
     return names.endswith((".json", ".csv", ".db", ".pftrace", ".rpd"))
 
 
-__all__ = ["UNKNOWN", "Found", "is_trace_like", "sniff"]
+__all__ = ["UNKNOWN", "Sniffed", "is_trace_like", "sniff"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.secrets import Secrets
-from latent_moe.lab.traces.readers.source import SQLITE, content, head, is_packed
+from latent_moe.lab.traces.readers.raw_files import SQLITE, content, head, is_packed
 from latent_moe.lab.traces.scrub import json_text, rocpd_copy
 
 

@@ -9,8 +9,7 @@ What a name does not state is None, not a default.
 import re
 from dataclasses import dataclass
 
-from latent_moe.lab.traces.kernel_names.classify import classify
-from latent_moe.lab.traces.kernel_names.spelling import plain
+from latent_moe.lab.traces.kernel_names.classify import classify, plain
 
 DTYPES = {
     **{
