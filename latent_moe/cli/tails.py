@@ -56,6 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Time, print, and record if asked."""
     from latent_moe import platform
+    from latent_moe.lab.microbench.record import measure, worst_of_ranks, write_recording
+    from latent_moe.lab.microbench.sweep import choices, with_limits
     from latent_moe.parallel import launch
 
     machine = platform.describe()
@@ -65,45 +67,18 @@ def run(args: Namespace) -> int:
         # A place that cannot be written is said before the timing.
         args.record.mkdir(parents=True, exist_ok=True)
     progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
-    answers = launch(_measure, tp, sweep, args.record, timeout_s=args.timeout)
-    found = _merge(answers)
+    measured = worst_of_ranks(launch(measure, tp, sweep, args.record, timeout_s=args.timeout))
     if args.record:
-        from latent_moe.lab.microbench.record_tails import write_recording
-
-        write_recording(args.record, found, sweep, tp, machine)
-    answer = {**found, "device": machine.device_name, "tp": args.shapes_of or tp, **sweep.described()}
+        write_recording(args.record, measured, sweep, tp, machine)
+    answer = {**measured, "device": machine.device_name, "tp": args.shapes_of or tp, **sweep.described()}
     if args.shapes_of:
-        from latent_moe.lab.microbench.limits import with_limits
-
-        rows = with_limits(found["rows"], sweep.config, args.shapes_of, sweep.dtype, machine.device_name)
-        answer["rows"] = rows
+        answer["rows"] = with_limits(
+            measured["rows"], sweep.config, args.shapes_of, sweep.dtype, machine.device_name
+        )
     else:
-        from latent_moe.lab.microbench.choices import choices
-
-        answer["auto"] = choices(found["rows"], sweep.config, tp, machine, sweep.communicator)
+        answer["auto"] = choices(measured["rows"], sweep.config, tp, machine, sweep.communicator)
     emit(args, answer, _text(answer))
-    return 0 if all(check["max_rel_err"] <= check["bound"] for check in found["checks"]) else 1
-
-
-def _measure(tp, sweep, folder):
-    from latent_moe.lab.microbench.record_tails import record_traces
-    from latent_moe.lab.microbench.sweep import ranks_for, run_sweep
-
-    with ranks_for(tp, sweep) as ranks:
-        found = run_sweep(ranks, sweep)
-        if folder:
-            small, large = min(sweep.tokens, key=lambda t: abs(t - 16)), max(sweep.tokens)
-            record_traces(ranks, sweep, folder, tuple(sorted({small, min(large, 4096)})))
-        return found
-
-
-def _merge(answers: list[dict]) -> dict:
-    """Rank 0's rows (each already the slowest rank's), the worst rank's errors."""
-    checks = [
-        max(same, key=lambda check: check["max_rel_err"])
-        for same in zip(*(a["checks"] for a in answers), strict=True)
-    ]
-    return {**answers[0], "checks": checks}
+    return 0 if all(check["max_rel_err"] <= check["bound"] for check in measured["checks"]) else 1
 
 
 def _sweep(args: Namespace, machine):

@@ -10,7 +10,7 @@ from latent_moe.cli import main
 from latent_moe.config import KIMI_K3, TINY
 from latent_moe.lab.cost import tail_timings
 from latent_moe.lab.microbench import sweep
-from latent_moe.lab.microbench.choices import choices
+from latent_moe.lab.microbench.sweep import choices
 from latent_moe.lab.microbench.timing import MAX_SETS, MIN_SETS, sets_needed, summarise
 from latent_moe.lab.recordings import load_manifest
 from latent_moe.parallel import TensorParallel

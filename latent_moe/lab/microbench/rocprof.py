@@ -1,6 +1,7 @@
-"""Running the workload under rocprofv3, and `rocpd convert` afterwards where it is installed.
+"""Running the workload under rocprofv3: its command line, roctx's resume and pause, and `rocpd convert` afterwards.
 
-Options are those of ROCm's documentation of rocprofv3 (rocprofiler-sdk 1.1 and later, ROCm 7.x).
+Options are those of ROCm's documentation of rocprofv3 (rocprofiler-sdk 1.1 and later, ROCm 7.x). What lies between
+resume and pause is all that rocprofv3 --selected-regions records.
 """
 
 import os
@@ -12,13 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
-from latent_moe.lab.microbench.workload import Workload, as_json
 
 _TAIL_LINES = 6
 
 
-def command(rocprofv3: str, work: Workload, folder: Path) -> list[str]:
-    """The command line that records `work` into folder/<pid>_results.db, one file a rank, no host name in the path."""
+def command(rocprofv3: str, workload_json: str, folder: Path) -> list[str]:
+    """The command line that records the workload into folder/<pid>_results.db, one file a rank, no host name in the path."""
     options = ["--kernel-trace", "--marker-trace", "--selected-regions", "--output-format", "rocpd"]
     where = ["--output-directory", str(folder), "--output-file", "%pid%"]
     return [
@@ -29,7 +29,7 @@ def command(rocprofv3: str, work: Workload, folder: Path) -> list[str]:
         sys.executable,
         "-m",
         "latent_moe.lab.microbench.workload",
-        as_json(work),
+        workload_json,
     ]
 
 
@@ -43,10 +43,10 @@ def executable() -> str:
     return found
 
 
-def record(work: Workload, folder: Path, timeout_s: float) -> list[Path]:
+def record(workload_json: str, folder: Path, timeout_s: float) -> list[Path]:
     """Run rocprofv3; returns the databases it wrote. Raises LatentMoEError when it fails, hangs or writes none."""
     folder.mkdir(parents=True, exist_ok=True)
-    _run(command(executable(), work, folder), timeout_s)
+    _run(command(executable(), workload_json, folder), timeout_s)
     written = sorted(folder.rglob("*.db"))
     if not written:
         raise LatentMoEError(f"rocprofv3 ended well but wrote no database into {folder}")
@@ -95,3 +95,39 @@ def _run(words: list[str], timeout_s: float) -> None:
     if process.returncode:
         last = " / ".join(output.strip().splitlines()[-_TAIL_LINES:])
         raise LatentMoEError(f"{Path(words[0]).name} failed with exit code {process.returncode}: {last}")
+
+
+_ALL_THREADS = 0
+NO_ROCTX = "rocprofv3 needs roctx to leave the warm-up out (rocprofiler-sdk's Python packages)"
+
+
+def has_roctx() -> bool:
+    """Can this interpreter resume and pause rocprofv3?"""
+    return find_spec("roctx") is not None or _has_bindings()
+
+
+def resume() -> None:
+    """Start recording. Raises InputError without roctx."""
+    _call("profilerResume", "roctxProfilerResume")
+
+
+def pause() -> None:
+    """Stop recording. Raises InputError without roctx."""
+    _call("profilerPause", "roctxProfilerPause")
+
+
+def _call(package_name: str, binding_name: str) -> None:
+    if find_spec("roctx") is not None:
+        import roctx  # type: ignore[import-not-found]
+
+        getattr(roctx, package_name)(_ALL_THREADS)
+    elif _has_bindings():
+        from rocm.bindings import roctx as bindings  # type: ignore[import-not-found]
+
+        getattr(bindings, binding_name)(_ALL_THREADS)
+    else:
+        raise InputError(NO_ROCTX)
+
+
+def _has_bindings() -> bool:
+    return find_spec("rocm") is not None and find_spec("rocm.bindings") is not None

@@ -6,7 +6,7 @@ T tokens, H hidden, L latent, tp ranks. Inputs are made and every tail is warmed
 import gzip
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ import torch.distributed as dist
 from latent_moe import platform
 from latent_moe.config import LatentMoEConfig, preset
 from latent_moe.errors import InputError
-from latent_moe.lab.microbench import roctx_control
+from latent_moe.files import write_whole
+from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.inputs import make_inputs
 from latent_moe.parallel import TensorParallel, launch
 from latent_moe.runner import size_refusal
@@ -108,25 +109,27 @@ def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
         pass  # the profiler's own first start is slow and would fall into the first tail
     for name in work.tails:
         run = prepared(tp, work, TAILS[name])
-        with torch.profiler.profile(
-            activities=_activities(), record_shapes=True, acc_events=True
-        ) as profiler:
+        with traced(Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz"):
             run()
-        _save(profiler, Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz")
         line_up(tp)
+
+
+@contextmanager
+def traced(path: Path, keep: bool = True, level: int = 6) -> Iterator[None]:
+    """Record with torch.profiler and write `path` (.json.gz) at the end; nothing is written unless `keep`."""
+    with torch.profiler.profile(activities=_activities(), record_shapes=True, acc_events=True) as profiler:
+        yield
+    if keep:
+        plain = path.with_suffix("")
+        plain.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(plain))
+        write_whole(path, gzip.compress(plain.read_bytes(), level, mtime=0))
+        plain.unlink()
 
 
 def _activities() -> list[torch.profiler.ProfilerActivity]:
     gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
     return [torch.profiler.ProfilerActivity.CPU, *gpu]
-
-
-def _save(profiler, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = path.with_suffix("")
-    profiler.export_chrome_trace(str(plain))
-    path.write_bytes(gzip.compress(plain.read_bytes(), 6, mtime=0))
-    plain.unlink()
 
 
 def under_rocprofv3(tp: TensorParallel, work: Workload) -> None:
@@ -140,11 +143,11 @@ def under_rocprofv3(tp: TensorParallel, work: Workload) -> None:
 
 @contextmanager
 def _recording():
-    roctx_control.resume()
+    rocprof.resume()
     try:
         yield
     finally:
-        roctx_control.pause()
+        rocprof.pause()
 
 
 def main(argv: list[str]) -> int:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from latent_moe.errors import LatentMoEError
 from latent_moe.lab.recordings import profile_path
-from latent_moe.lab.results import render
+from latent_moe.lab.results import read_results, render
 from latent_moe.lab.results.comparison import compare
-from latent_moe.lab.results import read_results
 
 if TYPE_CHECKING:
     import pandas as pd

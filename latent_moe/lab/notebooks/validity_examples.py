@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from latent_moe.lab.results.comparison import Row, compare
 from latent_moe.lab.results import PRIMARY, Results, Run
+from latent_moe.lab.results.comparison import Row, compare
 from latent_moe.lab.results.simulate import Noise, session
 
 _QUIET = Noise(0.004, 0.004, 0.002, 0.002, source="example")

@@ -5,7 +5,7 @@ import pytest
 from latent_moe.config import preset
 from latent_moe.lab.cost import hardware
 from latent_moe.lab.cost.tail_timings import read
-from latent_moe.lab.microbench.limits import limit_us, with_limits
+from latent_moe.lab.microbench.sweep import limit_us, with_limits
 
 K3 = preset("kimi-k3")
 

@@ -13,7 +13,7 @@ from latent_moe.cli import main
 from latent_moe.config import KIMI_K3, preset
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.microbench import rocprof
-from latent_moe.lab.microbench.workload import Workload, region_name
+from latent_moe.lab.microbench.workload import Workload, as_json, region_name
 from latent_moe.lab.recordings import load_manifest
 from latent_moe.lab.traces.compare import compare
 from latent_moe.lab.traces.read import read
@@ -101,7 +101,7 @@ def test_under_rocprofv3_only_recorded_steps_are_in_the_database(tmp_path, capsy
 
 
 def test_the_command_line_is_rocprofv3s():
-    words = rocprof.command("/opt/rocm/bin/rocprofv3", Workload(("replicated",), (1,)), Path("out"))
+    words = rocprof.command("/opt/rocm/bin/rocprofv3", as_json(Workload(("replicated",), (1,))), Path("out"))
     options = words[: words.index("--")]
     assert options == [
         *("/opt/rocm/bin/rocprofv3", "--kernel-trace", "--marker-trace", "--selected-regions"),
@@ -119,7 +119,7 @@ def test_a_profiler_that_fails_or_hangs_is_one_line(tmp_path, monkeypatch):
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
         with pytest.raises(LatentMoEError, match=text):
-            rocprof.record(Workload(("replicated",), (1,)), tmp_path / "out", limit)
+            rocprof.record(as_json(Workload(("replicated",), (1,))), tmp_path / "out", limit)
 
 
 @pytest.mark.parametrize(

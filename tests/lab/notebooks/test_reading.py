@@ -3,7 +3,7 @@
 import pytest
 
 from latent_moe.errors import InputError
-from latent_moe.lab.notebooks.reading import open_recording
+from latent_moe.lab.notebooks.own_recording import open_recording
 from latent_moe.lab.recordings import profile_path
 
 

@@ -1,6 +1,9 @@
-"""What notebook 04 opens: a recording of your own, or the synthetic one; and which of its parts stand in for missing ones."""
+"""What notebooks open and where they write: a recording of your own or the synthetic one, and the folder for results."""
 
+import os
+import tempfile
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from latent_moe.errors import InputError
@@ -78,3 +81,30 @@ def _is_rocpd(path: Path) -> bool:
 
 def _stand_in_database() -> Path:
     return profile_path(STAND_IN) / TAILS[0] / "results.db"
+
+
+def run_folder() -> Path:
+    """A folder that can be written; made when it is not there."""
+    chosen = os.environ.get("LATENT_MOE_RUN")
+    if chosen:
+        return Path(chosen)
+    try:
+        folder = Path("runs").resolve()
+        folder.mkdir(exist_ok=True)
+        (folder / ".probe").touch()
+        (folder / ".probe").unlink()
+        return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="latent_moe_"))
+
+
+def fresh(name: str) -> Path:
+    """A path for new results that does not exist yet; a second run beside the first gets the time into its name."""
+    folder = run_folder() / name
+    return folder.with_name(f"{name}_{datetime.now().astimezone():%H%M%S}") if folder.exists() else folder
+
+
+def latest(name: str) -> Path | None:
+    """The newest folder that `fresh(name)` gave and that holds a manifest; None where there is none."""
+    found = [path for path in run_folder().glob(f"{name}*") if (path / "manifest.json").is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
