@@ -21,14 +21,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Exit 0 when every notebook ran, 1 when one failed; the report is written in both cases."""
-    # The shell around everything else: the one import upwards, and only when the verb runs.
-    from importlib import import_module
+    from latent_moe.lab.report import run_tour
 
     if not 0 < args.timeout < 1e6:
         raise InputError(f"tour: --timeout must be a number of seconds above 0, not {args.timeout:g}")
-    tour = import_module("latent_moe.lab.report").run_tour(
-        args.out, args.only, progress, timeout_s=args.timeout
-    )
+    tour = run_tour(args.out, args.only, progress, timeout_s=args.timeout)
     failed = [one["name"] for one in tour.summary["notebooks"] if not one["ok"]]
     text = f"report: {tour.summary['index']}"
     emit(args, tour.summary, text + (f"\nfailed: {', '.join(failed)}" if failed else ""))

@@ -1,4 +1,4 @@
-"""`make lab` opens on notebook 01: the command of the Makefile, run as it stands, in a copy of the notebooks' place."""
+"""`make lab` opens on a copy of notebook 01: the commands of the Makefile, run as they stand, in a copy of the notebooks' place."""
 
 import re
 import shlex
@@ -32,8 +32,10 @@ def test_the_printed_address_opens_notebook_01(checkout, browser, tmp_path):
     lines = subprocess.run(
         words, cwd=checkout, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    command = shlex.split(lines[-1])
+    subprocess.run(lines[-2], cwd=checkout, shell=True, check=True)
+    place, *command = shlex.split(lines[-1])
     assert command[0] == ".venv/bin/jupyter"
+    assert place == f"LATENT_MOE_RUN={checkout}/runs/lab"
     settings = tmp_path / "settings"
     settings.mkdir()
     with kept([*command, "--LabApp.expose_app_in_browser=True"], settings, checkout) as log:
@@ -43,4 +45,4 @@ def test_the_printed_address_opens_notebook_01(checkout, browser, tmp_path):
         browser.get(found.group())
         wait_for_kernel(browser)
         path = browser.execute_script("return window.jupyterapp.shell.currentWidget.context.path")
-    assert path == "notebooks/01_latent_moe.ipynb"
+    assert path == "runs/lab/01_latent_moe.ipynb"
