@@ -8,12 +8,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:  # the base install reads traces and results, and shows plans, without it
+    torch = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`kind` is rocm, cuda or cpu; `gfx` is AMD's architecture name (gfx950), None elsewhere."""
+    """`kind` is rocm, cuda or cpu, "unknown" without torch; `gfx` is AMD's architecture name (gfx950), None elsewhere."""
 
     kind: str
     device_name: str
@@ -37,17 +40,25 @@ class Platform:
 
 def describe() -> Platform:
     """Look at this machine; imports neither vllm nor aiter."""
+    if torch is None:
+        return Platform(
+            "unknown", "unknown", 0, None, _has("aiter"), _has("roctx"), _vllm_version(), "unknown"
+        )
     kind = _kind()
     return Platform(
         kind=kind,
         device_name=_cpu_name() if kind == "cpu" else torch.cuda.get_device_name(0),
         device_count=1 if kind == "cpu" else torch.cuda.device_count(),
         gfx=_gfx() if kind == "rocm" else None,
-        aiter=find_spec("aiter") is not None,
-        roctx=find_spec("roctx") is not None or _has_rocm_bindings(),
+        aiter=_has("aiter"),
+        roctx=_has("roctx") or _has_rocm_bindings(),
         vllm_version=_vllm_version(),
         torch_version=torch.__version__,
     )
+
+
+def _has(module: str) -> bool:
+    return find_spec(module) is not None
 
 
 def _kind() -> str:
@@ -88,7 +99,7 @@ def profiler_range(name: str) -> Iterator[None]:
 
 
 def _native_range(name: str) -> AbstractContextManager[None]:
-    if find_spec("roctx") is not None:
+    if _has("roctx"):
         import roctx  # type: ignore[import-not-found]
 
         return _pushed(lambda: roctx.rangePush(name), roctx.rangePop)
@@ -103,7 +114,7 @@ def _native_range(name: str) -> AbstractContextManager[None]:
 
 def _has_rocm_bindings() -> bool:
     # The index's own ROCTX bindings (rocm-bindings-systems) serve where rocprofiler-sdk's package is not.
-    return torch.version.hip is not None and find_spec("rocm") is not None
+    return torch.version.hip is not None and _has("rocm")
 
 
 @contextmanager

@@ -7,6 +7,7 @@ measured, published, modelled or synthetic; whatever shows them shows the kind t
 import json
 import os
 from dataclasses import asdict, dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,13 @@ class Manifest:
 
 
 def profiles_dir() -> Path:
-    """The folder profiles/: LATENT_MOE_PROFILES if set, else the one beside the package."""
+    """LATENT_MOE_PROFILES if set, else the checkout's profiles/, else the copy that an installed package holds."""
     chosen = os.environ.get("LATENT_MOE_PROFILES")
-    return Path(chosen) if chosen else Path(__file__).resolve().parents[2] / "profiles"
+    if chosen:
+        return Path(chosen)
+    package = Path(str(resources.files("latent_moe")))
+    packaged = package / "_profiles"
+    return packaged if packaged.is_dir() else package.parent / "profiles"
 
 
 def load_manifest(folder: str | Path) -> Manifest:

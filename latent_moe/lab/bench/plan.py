@@ -450,6 +450,8 @@ def greedy_prompts(spec: ParitySpec, vocab_size: int | None) -> list[str | list[
 def device_name(ranks: int | None) -> str:
     """What this machine is: "2 x NVIDIA H200", "Xeon ..., 2 cores"; `ranks` None: all devices that there are."""
     here = describe()
+    if here.kind == "unknown":
+        return "unknown"
     if here.kind == "cpu":
         return f"{here.device_name}, {os.cpu_count()} cores"
     count = ranks or here.device_count

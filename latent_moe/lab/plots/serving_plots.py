@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
-from scipy import stats
 
 from latent_moe.lab.plots.theme import BASELINE, CANDIDATE, INK, caption, colour, finish
+from latent_moe.lab.results.distributions import t_quantile
 from latent_moe.lab.results.stats import CONFIDENCE, t_power
 
 SHOWN = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
@@ -122,7 +122,7 @@ def interval_width(pairs: int = 4, sd_pct: float = 2.0, effect_pct: float = 3.0)
 
 
 def _half_width_pct(pairs: int, sd_pct: float) -> float:
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, pairs - 1) * sd_pct / math.sqrt(pairs))
+    return t_quantile((1 + CONFIDENCE) / 2, pairs - 1) * sd_pct / math.sqrt(pairs)
 
 
 def drain(facts: pd.DataFrame, kind: str, device: str = "") -> go.Figure:

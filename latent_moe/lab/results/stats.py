@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+
+from latent_moe.lab.results.distributions import chi_square_quantile, noncentral_t_above, t_quantile
 
 CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 20
@@ -74,8 +75,8 @@ def _t_ends(ratios: np.ndarray) -> tuple[float, float]:
 
 
 def _t_quantile(freedom: int) -> float:
-    """Student's two-sided quantile for CONFIDENCE; the plain special function, since studies ask thousands of times."""
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    """Student's two-sided quantile for CONFIDENCE."""
+    return t_quantile((1 + CONFIDENCE) / 2, freedom)
 
 
 def _standard_error(ratios: np.ndarray) -> np.ndarray:
@@ -135,7 +136,7 @@ def recommend_pairs(
     if spread < _NO_SPREAD:
         text = f"{ratios.size} pairs say exactly the same: no clock does that, so their spread is not known"
         return no_recommendation(text, effect_pct, power)
-    planned = spread * math.sqrt((ratios.size - 1) / stats.chi2.ppf(0.2, ratios.size - 1))
+    planned = spread * math.sqrt((ratios.size - 1) / chi_square_quantile(0.2, int(ratios.size - 1)))
     pairs = _smallest(math.log1p(effect_pct / 100), planned, power)
     note = _note(pairs, int(ratios.size), spread, effect_pct, power)
     return Recommendation(pairs, 100 * spread, 100 * planned, effect_pct, power, note)
@@ -168,5 +169,5 @@ def t_power(effect: float, spread: float, pairs: int) -> float:
         return 1.0
     critical = _t_quantile(pairs - 1)
     shift = abs(effect) / spread * math.sqrt(pairs)
-    # The other tail by symmetry: scipy's nct.cdf is NaN where that chance is below about 1e-100.
-    return float(stats.nct.sf(critical, pairs - 1, shift) + stats.nct.sf(critical, pairs - 1, -shift))
+    # The other tail by symmetry.
+    return noncentral_t_above(critical, pairs - 1, shift) + noncentral_t_above(critical, pairs - 1, -shift)
