@@ -25,15 +25,19 @@ def _requirements(project, *extras):
     lines = list(project["dependencies"])
     for extra in extras:
         lines += project["optional-dependencies"][extra]
-    return [Requirement(line) for line in lines]
+    requirements = [Requirement(line) for line in lines]
+    own = [item for item in requirements if item.name == project["name"]]
+    return [item for item in requirements if item not in own] + [
+        nested for item in own for nested in _requirements(project, *item.extras)
+    ]
 
 
 @pytest.mark.parametrize(
     ("kind", "extras", "brought"),
     [
         ("cpu", ("vllm", "test", "dev"), set()),
-        ("cuda", ("test", "dev"), {"torch"}),
-        ("rocm", ("rocm", "test", "dev"), {"torch"}),
+        ("cuda", ("lab", "test", "dev"), {"torch"}),
+        ("rocm", ("lab", "rocm", "test", "dev"), {"torch"}),
     ],
 )
 def test_lock_satisfies_pyproject(repository, project, kind, extras, brought):
