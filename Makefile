@@ -31,6 +31,7 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/deptry .
 
 # README's figure, from a recording.
 figures: setup

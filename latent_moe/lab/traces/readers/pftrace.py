@@ -124,7 +124,9 @@ def _event(packet, known: _Sequence, stack: list[dict], slices: list[dict]) -> N
     }
     for note in event.debug_annotations:
         value = note.uint_value or note.int_value
-        found[note.name or known.annotations.get(note.name_iid)] = value
+        name = note.name or known.annotations.get(note.name_iid)
+        if name:
+            found[name] = value
     stack.append(found)
     slices.append(found)
 
