@@ -7,20 +7,30 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.table import Coded, Columns, Kernels, Ranges, TraceNote, constant
+from latent_moe.lab.traces.table import Coded, Columns, Kernels, Ranges, TraceNote, constant, group_codes
 
+# PyTorch names a file after host and process; rocprofv3 after the process, and what it holds.
+_KINETO_NAME = re.compile(r"(.+)_(\d+)\.\d{10,}\.pt\.trace$")
+_SUFFIX = re.compile(
+    r"_(?:results|kernel|marker_api|hip_api|hsa_api|hip_runtime_api|hip_compiler_api|regions?)?(?:_trace)?$"
+)
+_ENDINGS = (".gz", ".json", ".csv", ".db", ".pftrace", ".trace", ".pt")
 INT64 = np.iinfo(np.int64)
 
 
 class Calls(Columns):
     """API calls on the host (hip*, cuda*), by which launches find their time and thread."""
 
-    fields = ("process", "thread", "start_ns", "correlation")
+    fields = ("host", "process", "thread", "start_ns", "correlation")
 
 
 @dataclass(eq=False)
 class FileTrace:
-    """One file's kernels, ranges and API calls; a marker or API file has no kernels."""
+    """One file's kernels, ranges and API calls; a marker or API file has no kernels.
+
+    `hosts` has names for what stands in the tables' `host`; `rank`, `replica` (its data-parallel engine) and `world_size`
+    are -1 where nothing tells them; `base_ns` is what the file's times are relative to, None where it says nothing.
+    """
 
     path: Path
     format: str
@@ -30,10 +40,43 @@ class FileTrace:
     warnings: list[TraceNote] = field(default_factory=list)
     partial: bool = False
     rank: int = -1
+    replica: int = -1
+    world_size: int = -1
+    base_ns: int | None = None
+    hosts: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+
+    def shift(self, ns: int) -> None:
+        """Move every time in the file by `ns`."""
+        if "launch_ns" in self.kernels.columns:
+            launch = self.kernels["launch_ns"]
+            self.kernels["launch_ns"] = np.where(launch >= 0, launch + ns, launch)
+        for table, names in (
+            (self.kernels, ("start_ns", "end_ns")),
+            (self.ranges, ("start_ns", "end_ns")),
+            (self.calls, ("start_ns",)),
+        ):
+            moved = np.where(table["timed"], ns, 0) if table is self.kernels else ns
+            for name in names if len(table) else ():
+                table[name] = np.asarray(table[name]) + moved
 
     def warn(self, code: str, message: str) -> None:
         """Add one warning, which names the file."""
         self.warnings.append(TraceNote(code, f"{self.path.name}: {message}"))
+
+
+def process_of(path: Path) -> tuple[str, str]:
+    """(host, process) as far as a file's name tells; the process is the name itself where it tells none."""
+    stem = path.name
+    while (shorter := _without_ending(stem)) != stem:
+        stem = shorter
+    if match := _KINETO_NAME.match(f"{stem}.pt.trace"):
+        return match[1], match[2]
+    return "", _SUFFIX.sub("", stem) or stem
+
+
+def _without_ending(name: str) -> str:
+    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
 
 
 def times(values, path: Path, what: str) -> np.ndarray:
@@ -104,7 +147,6 @@ def shared_codes(one: Coded, other: Coded) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(one.codes), places[other.codes]
 
 
-_RANK = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 _PREFERENCE = (
     "rocpd",
     "rocprofv3 JSON",
@@ -117,101 +159,87 @@ _PREFERENCE = (
 _SAME = 0.5
 
 
-def rank_of(part: FileTrace) -> int:
-    """The rank a file says it is of, else the one its path names, else -1."""
-    if part.rank >= 0:
-        return part.rank
-    for name in (part.path.name, *(folder.name for folder in part.path.parents)):
-        if match := _RANK.search(name):
-            return int(match[1])
-    return -1
+def align(files: list[FileTrace]) -> None:
+    """Put files whose times count from different moments, as far as they say so, on one clock."""
+    bases = [file.base_ns for file in files if file.base_ns is not None]
+    for file in files:
+        if file.base_ns is not None and file.base_ns != min(bases):
+            file.shift(file.base_ns - min(bases))
 
 
-def name_ranks(parts: list[FileTrace]) -> None:
-    """Fill rank and source; equal process ids of different ranks (containers) become different processes."""
-    for part in parts:
-        part.rank = rank_of(part)
-        n = len(part.kernels)
-        part.kernels["rank"] = np.broadcast_to(np.int64(part.rank), n)
-        part.kernels["source"] = constant(str(part.path), n)
-    ranks: dict[str, set[int]] = {}
-    for part in parts:
-        for process in part.kernels["process"].values:
-            ranks.setdefault(process, set()).add(part.rank)
-    shared = {process for process, known in ranks.items() if len(known) > 1}
-    for part in parts:
-        for table in (part.kernels, part.ranges, part.calls):
-            if shared & set(table["process"].values):
-                table["process"] = _apart(table["process"], shared, part.rank)
+def distinct(files: list[FileTrace]) -> tuple[list[FileTrace], list[tuple[FileTrace, FileTrace]]]:
+    """(files to count, [(file left out, the file that holds its kernels)])."""
+    kept: list[FileTrace] = []
+    dropped = []
+    for file in sorted(files, key=_order):
+        same = next((other for other in kept if _same_run(file, other)), None)
+        if same is None:
+            kept.append(file)
+        else:
+            dropped.append((file, same))
+            _adopt(same, file)
+    return [file for file in files if file in kept], dropped
 
 
-def _apart(column: Coded, shared: set[str], rank: int) -> Coded:
-    return column.map(
-        [f"{value} (rank {rank})" if value in shared and rank >= 0 else value for value in column.values]
+def _order(file: FileTrace) -> tuple:
+    place = _PREFERENCE.index(file.format) if file.format in _PREFERENCE else len(_PREFERENCE)
+    return _averaged(file), -len(file.kernels), place
+
+
+def _same_run(file: FileTrace, other: FileTrace) -> bool:
+    """Does `other`, which holds at least as many kernels, hold those of `file`?"""
+    if not len(file.kernels) or not len(other.kernels):
+        return False
+    merged = len(np.unique(group_codes(other.kernels, ("host", "process", "agent")))) > 1
+    if file.rank != other.rank and file.rank >= 0 and other.rank >= 0 and not merged:
+        return False
+    if _averaged(file) and not _averaged(other):
+        return "rocprof v1" in other.format
+    if file.format != other.format:
+        return not _other_process(file, other) and _share(file.kernels, other.kernels) >= _SAME
+    hosts, others = (set(f.kernels["host"].values) for f in (file, other))
+    if hosts and others:
+        return bool(hosts & others) and _share(file.kernels, other.kernels) >= _SAME
+    if file.path.name.removesuffix(".gz") == other.path.name.removesuffix(".gz"):
+        return not _other_process(file, other) and _share(file.kernels, other.kernels) >= _SAME
+    # A merge holds every kernel of its shards, on their agents.
+    return (
+        merged and len(other.kernels) > len(file.kernels) and _share(file.kernels, other.kernels, True) == 1
     )
 
 
-def distinct(parts: list[FileTrace]) -> tuple[list[FileTrace], list[tuple[FileTrace, FileTrace]]]:
-    """(parts to count, [(part left out, the part that holds its kernels)])."""
-    kept: list[FileTrace] = []
-    dropped = []
-    for part in sorted(parts, key=_order):
-        same = next((other for other in kept if _same_run(part, other)), None)
-        if same is None:
-            kept.append(part)
-        else:
-            dropped.append((part, same))
-            _adopt(same, part)
-    return [part for part in parts if part in kept], dropped
+def _averaged(file: FileTrace) -> bool:
+    return bool(np.any(file.kernels["averaged"]))
 
 
-def _order(part: FileTrace) -> tuple:
-    averaged = bool(np.any(part.kernels["averaged"]))
-    place = _PREFERENCE.index(part.format) if part.format in _PREFERENCE else len(_PREFERENCE)
-    return averaged, -len(part.kernels), place
-
-
-def _same_run(part: FileTrace, other: FileTrace) -> bool:
-    if not len(part.kernels) or not len(other.kernels):
-        return False
-    if part.rank != other.rank and part.rank >= 0 and other.rank >= 0:
-        return False
-    if part.format == other.format and _stem(part) != _stem(other):
-        return False
-    if _averaged(part) and not _averaged(other):
-        return "rocprof v1" in other.format
-    return not _other_process(part, other) and _share(part.kernels, other.kernels) >= _SAME
-
-
-def _averaged(part: FileTrace) -> bool:
-    return bool(np.any(part.kernels["averaged"]))
-
-
-def _stem(part: FileTrace) -> str:
-    return part.path.name.removesuffix(".gz")
-
-
-def _other_process(part: FileTrace, other: FileTrace) -> bool:
+def _other_process(file: FileTrace, other: FileTrace) -> bool:
     """Do both know process ids, and none in common? An export numbers its processes anew."""
-    if "exported table" in (part.format, other.format):
+    if "exported table" in (file.format, other.format):
         return False
-    one, two = (set(p.kernels["process"].values) for p in (part, other))
-    known = all(name.isdigit() for name in one | two)
-    return known and not one & two
+    one, two = (set(f.kernels["process"].values) or {process_of(f.path)[1]} for f in (file, other))
+    return all(name.isdigit() for name in one | two) and not one & two
 
 
-def _share(kernels: Kernels, other: Kernels) -> float:
-    mine, theirs = (k["start_ns"][k["timed"]] * 1_000_003 + k["dur_ns"][k["timed"]] for k in (kernels, other))
-    return float(np.isin(mine, theirs).mean()) if len(mine) else 0.0
+def _share(kernels: Kernels, other: Kernels, same_agent: bool = False) -> float:
+    """The share of the kernels that `other` has at the same nanosecond, for as long (and on the agent of that name)."""
+    agents, others = shared_codes(kernels["agent"], other["agent"]) if same_agent else (0, 0)
+    pairs = ((kernels, agents), (other, others))
+    one, two = (
+        (k["start_ns"] * 1_000_003 + k["dur_ns"] + 7_919 * np.asarray(agent, np.int64))[k["timed"]]
+        for k, agent in pairs
+    )
+    return float(np.isin(one, two).mean()) if len(one) else 0.0
 
 
 def _adopt(kept: FileTrace, dropped: FileTrace) -> None:
-    """Ranges that only the left-out file has stay, under the kept file's process where each knows one."""
-    names = kept.kernels["process"].values
-    if len(kept.ranges) or not len(dropped.ranges) or len(names) != 1:
+    """Ranges that only the left-out file has stay, under the kept file's process where it has but one."""
+    kernels = kept.kernels
+    if len(kept.ranges) or len(np.unique(group_codes(kernels, ("host", "process")))) != 1:
         return
     kept.ranges = dropped.ranges
-    kept.ranges["process"] = constant(names[0], len(dropped.ranges))
+    for name in ("host", "process"):
+        text = kernels[name].values[kernels[name].codes[0]] if kernels[name].codes[0] >= 0 else None
+        kept.ranges[name] = constant(text, len(kept.ranges))
 
 
 def joined(parts: list[FileTrace]) -> tuple[Kernels, Ranges]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces import file_trace, overlap_clip
+from latent_moe.lab.traces import file_trace, identity, overlap_clip
 from latent_moe.lab.traces.file_trace import FileTrace
 from latent_moe.lab.traces.readers import sniff
 from latent_moe.lab.traces.table import Kernels, Ranges, Trace
@@ -26,9 +26,13 @@ def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Tra
     files = _files([paths] if isinstance(paths, str | Path) else list(paths))
     trace = Trace(Kernels(0), Ranges(0))
     parts = _parts(files, trace, salvage)
-    file_trace.name_ranks(parts)
+    file_trace.align(parts)
+    for part in parts:
+        identity.place(part)
     kept, dropped = file_trace.distinct(parts)
+    notes = identity.identify(kept)
     _report(trace, kept, dropped)
+    trace.warnings += notes
     trace.kernels, trace.ranges = file_trace.joined(kept)
     if not len(trace.kernels):
         raise InputError(_nothing(files, parts, trace))

@@ -53,8 +53,10 @@ KERNEL_COLUMNS = (
     "launch_ns",
     "op",
     "dims",
+    "host",
 )
 RANGE_COLUMNS = (
+    "host",
     "process",
     "thread",
     "name",

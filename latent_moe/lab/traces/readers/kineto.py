@@ -5,19 +5,23 @@ user_annotation (host) and gpu_user_annotation (device). A kernel finds its laun
 PyTorch op around it, with that op's input sizes, through "External id" or the launch's time.
 """
 
+import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.file_trace import Calls, FileTrace, ids, launches
+from latent_moe.lab.traces.file_trace import Calls, FileTrace, ids, launches, shared_codes
 from latent_moe.lab.traces.readers.kineto_ops import attach, cpu_kernels
 from latent_moe.lab.traces.readers.kineto_stream import Args, Event, EventStream
 from latent_moe.lab.traces.table import Coded, Columns, Kernels, Ranges, constant, encode
 
 FORMAT, EXPORT = "PyTorch profiler JSON", "exported table"
 _NO_ARGS = Args()
+_MERGED = re.compile(r"(\[[^\]]+\])\s*(.*)$")
+# ROCm 5's profiler writes the barriers of a queue among its kernels.
+_BARRIERS = {"Marker", "BarrierAnd", "BarrierOr", "BarrierValue"}
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
 _COPIES = {"gpu_memcpy", "gpu_memset"}
 # Copies of less than this share of the kernels' time are not worth a word.
@@ -30,11 +34,16 @@ _EXACT_US = (1 << 53) / 1000
 class Ops(Columns):
     """PyTorch ops (cpu_op); `dims` is absent where the profiler recorded no input sizes."""
 
-    fields = ("thread", "start_ns", "end_ns", "external", "op", "dims")
+    fields = ("host", "thread", "start_ns", "end_ns", "external", "op", "dims")
 
 
 class Distributed(msgspec.Struct):
     rank: int = -1
+    world_size: int = -1
+
+
+class DeviceProperties(msgspec.Struct):
+    name: str | None = None
 
 
 class Other(msgspec.Struct):
@@ -45,6 +54,10 @@ class Other(msgspec.Struct):
 class Rest(msgspec.Struct):
     distributed: Distributed = msgspec.field(name="distributedInfo", default_factory=Distributed)
     other: Other = msgspec.field(name="otherData", default_factory=Other)
+    base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+    hostname: str | None = None
+    host_name: str | None = None
+    devices: list[DeviceProperties] = msgspec.field(name="deviceProperties", default_factory=list)
 
 
 class _Collected:
@@ -52,25 +65,39 @@ class _Collected:
 
     def __init__(self):
         self.kernels, self.external, self.ranges, self.calls, self.ops = [], [], [], [], []
-        self.unread, self.pid = 0, None
+        self.unread = 0
+        self.pids: dict[str | None, str] = {}
         self.copies, self.copies_us = 0, 0.0
 
     def add(self, path: Path, batch) -> None:
         self.unread += batch.unread
         spans = [e for e in batch.events if e.ph == "X" or e.ph is None]
-        kernels = [e for e in spans if e.cat in ("kernel", "Kernel")]
+        kernels = [e for e in spans if e.cat in ("kernel", "Kernel") and e.name not in _BARRIERS]
         ranges = [e for e in spans if e.cat in _RANGES and _placed(e)]
         calls = [e for e in spans if e.cat in _CALLS and _placed(e)]
         ops = [e for e in spans if e.cat == "cpu_op" and _placed(e)]
         copies = [e.dur for e in spans if e.cat in _COPIES and e.dur]
         self.copies, self.copies_us = self.copies + len(copies), self.copies_us + sum(copies)
-        for event in (ranges, calls, ops):
-            self.pid = self.pid if self.pid is not None or not event else event[0].pid
+        for events in (ranges, calls, ops):
+            self._learn_pids(events)
         self.external.append(ids([(e.args or _NO_ARGS).external for e in kernels], -1))
         self.kernels += [_kernels(path, kernels)]
         self.ranges += [_ranges(ranges)] if ranges else []
         self.calls += [_calls(calls)] if calls else []
         self.ops += [_ops(ops)] if ops else []
+
+    def _learn_pids(self, events: list[Event]) -> None:
+        """The process of each part of a merged trace, or of the one process of the file."""
+        for event in events if events and isinstance(events[0].pid, str) else events[:1]:
+            part, pid = _split_pid(event.pid)
+            if pid.isdigit():
+                self.pids.setdefault(part, pid)
+
+
+def _split_pid(pid: int | str | float | None) -> tuple[str | None, str]:
+    """("[TP00]", "4000") of a merged trace's "[TP00] 4000"; (None, "4000") of a plain process id."""
+    match = _MERGED.match(pid) if isinstance(pid, str) else None
+    return (match[1], match[2]) if match else (None, str(pid))
 
 
 def read(path: Path, salvage: bool = False) -> FileTrace:
@@ -128,27 +155,51 @@ def _check_copies(part: FileTrace, found: _Collected) -> None:
 
 def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
     rest = _rest(part, stream)
-    part.rank = rest.distributed.rank
-    process = str(found.pid) if isinstance(found.pid, int) else part.path.name.split(".")[0]
-    part.kernels["process"] = constant(process, len(part.kernels))
+    part.rank, part.world_size = rest.distributed.rank, rest.distributed.world_size
+    part.base_ns = rest.base_ns if rest.base_ns and 0 < rest.base_ns < 1 << 61 else None
+    part.device = next((device.name for device in rest.devices if device.name), None)
     if found.calls:
         part.calls = Calls.concatenate(found.calls)
-        part.calls["process"] = constant(process, len(part.calls))
-        launches(part.kernels, part.calls)
     if found.ranges:
         part.ranges = Ranges.concatenate(found.ranges)
-        part.ranges["process"] = constant(process, len(part.ranges))
         part.ranges["source"] = constant(str(part.path), len(part.ranges))
+    ops = Ops.concatenate(found.ops) if found.ops else Ops(0)
+    for table in (part.kernels, part.calls, part.ranges):
+        _name_process(table, found.pids, rest.hostname or rest.host_name)
+    if found.calls:
+        launches(part.kernels, part.calls)
     if rest.other.start_ns is not None and 0 <= rest.other.start_ns < 1 << 61:
         part.format = EXPORT
-        _shift(part, rest.other.start_ns)
-    if not found.ops:
+        part.shift(rest.other.start_ns)
+    if len(ops) and len(part.kernels):
+        mine, theirs = shared_codes(part.kernels["host"], ops["host"])
+        ops["external"] = _per_part(ops["external"], theirs)
+        attach(part.kernels, _per_part(np.concatenate(found.external), mine), ops)
+    elif len(ops):
+        cpu_kernels(part, ops)
+        _name_process(part.kernels, found.pids, rest.hostname or rest.host_name)
+
+
+def _name_process(table: Kernels | Calls | Ranges, pids: dict[str | None, str], hostname: str | None) -> None:
+    """The process that each part of the file told; the host that the file names, where it is of one process."""
+    host = table["host"]
+    if host.values:
+        table["process"] = host.map([pids.get(part) for part in host.values])
         return
-    ops = Ops.concatenate(found.ops)
-    if len(part.kernels):
-        attach(part.kernels, np.concatenate(found.external), ops)
-    else:
-        cpu_kernels(part, ops, process)
+    table["process"] = constant(pids.get(None), len(table))
+    table["host"] = constant(hostname, len(table))
+
+
+def _per_part(external: np.ndarray, part: np.ndarray) -> np.ndarray:
+    """External ids count within one part of a merged trace; they stay below 2**40."""
+    return np.where(external >= 0, external + (np.maximum(part, 0).astype(np.int64) << 40), external)
+
+
+def _parts(events: list[Event]) -> dict[str, Coded]:
+    """{"host": the parts of a merged trace} for events whose process is written as text; else nothing."""
+    if not events or not isinstance(events[0].pid, str):
+        return {}
+    return {"host": encode([_split_pid(event.pid)[0] for event in events])}
 
 
 def _rest(part: FileTrace, stream: EventStream) -> Rest:
@@ -164,14 +215,6 @@ def _rest(part: FileTrace, stream: EventStream) -> Rest:
         return Rest()
 
 
-def _shift(part: FileTrace, start_ns: int) -> None:
-    """Put the times of an exported table back to where its recording had them."""
-    for table in (part.kernels, part.ranges):
-        mask = table["timed"] if table is part.kernels else True
-        for name in ("start_ns", "end_ns"):
-            table[name] = np.where(mask, table[name] + start_ns, table[name])
-
-
 def _kernels(path: Path, events: list[Event]) -> Kernels:
     args = [e.args or _NO_ARGS for e in events]
     timed = np.array([e.ts is not None and e.dur is not None for e in events], dtype=bool)
@@ -182,7 +225,12 @@ def _kernels(path: Path, events: list[Event]) -> Kernels:
     queue = encode([a.stream if a.stream is not None else e.tid for a, e in zip(args, events, strict=True)])
     columns = {
         "agent": _said(
-            encode([a.device if a.device is not None else e.pid for a, e in zip(args, events, strict=True)]),
+            encode(
+                [
+                    a.device if a.device is not None else _split_pid(e.pid)[1]
+                    for a, e in zip(args, events, strict=True)
+                ]
+            ),
             "GPU {}",
         ),
         "queue": _said(queue, "{}"),
@@ -196,7 +244,7 @@ def _kernels(path: Path, events: list[Event]) -> Kernels:
         "timed": timed,
         "flagged": negative,
     }
-    return Kernels(len(events), columns | {"stream": columns["queue"]})
+    return Kernels(len(events), columns | {"stream": columns["queue"]} | _parts(events))
 
 
 def _ns(path: Path, values: list, what: str) -> np.ndarray:
@@ -237,7 +285,7 @@ def _size(raw: bytes) -> str | None:
 
 def _host(events: list[Event]) -> dict:
     start = np.array([round((e.ts or 0) * 1000) for e in events], dtype=np.int64)
-    return {
+    return _parts(events) | {
         "thread": ids([e.tid for e in events], -1),
         "start_ns": start,
         "end_ns": start + np.array([round((e.dur or 0) * 1000) for e in events], dtype=np.int64),
@@ -247,7 +295,7 @@ def _host(events: list[Event]) -> dict:
 def _ranges(events: list[Event]) -> Ranges:
     args = [(e.args or _NO_ARGS) if e.cat == "gpu_user_annotation" else None for e in events]
     agents = [
-        None if a is None else e.pid if a.device is None else a.device
+        None if a is None else _split_pid(e.pid)[1] if a.device is None else a.device
         for a, e in zip(args, events, strict=True)
     ]
     streams = [

@@ -53,12 +53,12 @@ def by_external(wanted: np.ndarray, external: np.ndarray) -> np.ndarray:
 _GLOO = "gloo:"
 
 
-def cpu_kernels(part: FileTrace, ops, process: str) -> None:
+def cpu_kernels(part: FileTrace, ops) -> None:
     """Fill the part's kernels from its operators and gloo ranges, and say so in a warning."""
     computing = ops.take(_outermost(ops))
     gloo, rest = _gloo(part)
-    tables = [_rows(computing, computing["op"], computing["dims"], process)]
-    tables += [_rows(gloo, gloo["name"], constant(None, len(gloo)), process)] if len(gloo) else []
+    tables = [_rows(computing, computing["op"], computing["dims"])]
+    tables += [_rows(gloo, gloo["name"], constant(None, len(gloo)))] if len(gloo) else []
     part.kernels = Kernels.concatenate(tables)
     part.ranges = rest
     if len(part.kernels):
@@ -91,11 +91,11 @@ def _gloo(part: FileTrace) -> tuple:
     return part.ranges.take(is_gloo), part.ranges.take(~is_gloo)
 
 
-def _rows(table, name: Coded, dims: Coded, process: str) -> Kernels:
+def _rows(table, name: Coded, dims: Coded) -> Kernels:
     n, start, end = len(table), table["start_ns"], table["end_ns"]
     queue = number_texts(table["thread"])
     columns = {
-        "process": constant(process, n),
+        "host": table["host"],
         "agent": constant("CPU", n),
         "queue": queue,
         "stream": queue,

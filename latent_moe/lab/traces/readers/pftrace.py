@@ -89,7 +89,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
             return place, value
 
 
-def _slices(part: FileTrace, data: bytes, salvage: bool) -> tuple[list[dict], str]:
+def _slices(part: FileTrace, data: bytes, salvage: bool) -> tuple[list[dict], str | None]:
     sequences: dict[int, _Sequence] = {}
     slices: list[dict] = []
     process = ""
@@ -105,7 +105,7 @@ def _slices(part: FileTrace, data: bytes, salvage: bool) -> tuple[list[dict], st
             process = process or str(packet.track_descriptor.process.pid)
         if packet.HasField("track_event"):
             _event(packet, sequences[key], open_slices.setdefault(packet.track_event.track_uuid, []), slices)
-    return slices, process or part.path.name.split("_")[0]
+    return slices, process or None
 
 
 def _event(packet, known: _Sequence, stack: list[dict], slices: list[dict]) -> None:
@@ -135,7 +135,7 @@ def _numbers(slices: list[dict], name: str, absent: int):
     return ids([s.get(name, absent) for s in slices], absent)
 
 
-def _kernels(part: FileTrace, slices: list[dict], process: str) -> Kernels:
+def _kernels(part: FileTrace, slices: list[dict], process: str | None) -> Kernels:
     start = times([s.get("begin_ns", 0) for s in slices], part.path, "begin_ns")
     end = times([s.get("end_ns", 0) for s in slices], part.path, "end_ns")
     backwards(part, start, end)
@@ -153,7 +153,7 @@ def _kernels(part: FileTrace, slices: list[dict], process: str) -> Kernels:
     return Kernels(len(slices), columns | spans(start, end))
 
 
-def _calls(slices: list[dict], process: str) -> Calls:
+def _calls(slices: list[dict], process: str | None) -> Calls:
     columns = {
         "process": constant(process, len(slices)),
         "thread": _numbers(slices, "tid", -1),
@@ -163,7 +163,7 @@ def _calls(slices: list[dict], process: str) -> Calls:
     return Calls(len(slices), columns)
 
 
-def _ranges(part: FileTrace, slices: list[dict], process: str) -> Ranges:
+def _ranges(part: FileTrace, slices: list[dict], process: str | None) -> Ranges:
     n = len(slices)
     columns = {
         "process": constant(process, n),

@@ -54,6 +54,7 @@ class RocpdRun:
     suffix: str
     guid: str | None
     names: dict[str, str]
+    host: str | None = None
 
     def table(self, name: str) -> str | None:
         """The set's own table, where the file has it."""
@@ -107,7 +108,9 @@ def _recorded(connection: sqlite3.Connection, path: Path) -> list[RocpdRun]:
                 f"SELECT DISTINCT guid FROM {raw_files.quoted(_DISPATCH + suffix)}"
             ).fetchall()
         several = len(guids) > 1
-        found += [RocpdRun(connection, path, suffix, guid if several else None, names) for (guid,) in guids]
+        found += [
+            RocpdRun(connection, path, suffix, guid if several else None, names, guid) for (guid,) in guids
+        ]
     return found
 
 
@@ -116,6 +119,9 @@ def _one(part: FileTrace, recorded: RocpdRun) -> tuple[Kernels, Ranges]:
     cells = _dispatches(recorded, marked)
     processes = recorded.texts("rocpd_info_process", "pid")
     kernels = _kernels(part, recorded, cells, processes)
+    kernels["host"] = constant(recorded.host, len(kernels))
+    if recorded.host and (name := next(iter(recorded.texts("rocpd_info_node", "hostname").values()), None)):
+        part.hosts[recorded.host] = name
     if not marked:
         return kernels, Ranges(0)
     known_threads = threads(recorded)
@@ -123,6 +129,7 @@ def _one(part: FileTrace, recorded: RocpdRun) -> tuple[Kernels, Ranges]:
     kernels["correlation"], kernels["parent"] = cells["stack_id"], cells["parent_stack_id"]
     ranges, calls = read_regions(recorded, processes, known_threads)
     launches(kernels, calls)
+    ranges["host"] = constant(recorded.host, len(ranges))
     return kernels, ranges
 
 

@@ -131,9 +131,6 @@ def header_of(text: str) -> tuple[str, list[str]]:
 
 
 FORMAT, MARKERS, API = "rocprofv3 CSV", "rocprofv3 marker trace", "rocprofv3 API trace"
-_SUFFIX = re.compile(
-    r"_(kernel|marker_api|hip_api|hsa_api|hip_runtime_api|hip_compiler_api|regions?)?(_trace)?$"
-)
 
 
 def kind_of(header: list[str]) -> str | None:
@@ -178,19 +175,14 @@ def _ended(part: FileTrace, table: CsvTable) -> FileTrace:
     return part
 
 
-def process_of(path: Path) -> str:
-    """The process a file's name tells: rocprofv3 starts it with the process id."""
-    stem = path.name.removesuffix(".gz").removesuffix(".csv")
-    return _SUFFIX.sub("", stem) or stem
-
-
 def _kernels(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     start = times(table.numbers(cells["start_timestamp"], "start_timestamp", 0), part.path, "Start_Timestamp")
     end = times(table.numbers(cells["end_timestamp"], "end_timestamp", 0), part.path, "End_Timestamp")
     backwards(part, start, end)
     n = len(start)
     columns: dict[str, Coded | np.ndarray] = {
-        "process": _process(part.path, cells, n),
+        "host": _text_column(cells, "guid", n),
+        "process": _text_column(cells, "process_id", n),
         "agent": _agents(encode(cells["agent_id"])) if "agent_id" in cells else constant(None, n),
         "name": encode(cells["kernel_name"]),
         "grid": _sizes(cells, "grid_size", n),
@@ -219,11 +211,8 @@ def _numbers_or(cells, absent: int) -> np.ndarray:
         return np.array([int(c) if re.fullmatch(r"\d{1,18}", c) else absent for c in cells], dtype=np.int64)
 
 
-def _process(path: Path, cells: dict, n: int) -> Coded:
-    for name in ("process_id", "guid"):
-        if name in cells:
-            return _blank(encode(cells[name]))
-    return constant(process_of(path), n)
+def _text_column(cells: dict, name: str, n: int) -> Coded:
+    return _blank(encode(cells[name])) if name in cells else constant(None, n)
 
 
 def _blank(column: Coded) -> Coded:
@@ -252,9 +241,8 @@ def _calls_and_ranges(path: Path, table: CsvTable) -> FileTrace:
         end = table.numbers(cells["end_timestamp"], "end_timestamp", 0) if "end_timestamp" in cells else start
         n = len(start)
         columns = {
-            "process": _blank(encode(cells["process_id"]))
-            if "process_id" in cells
-            else constant(process_of(path), n),
+            "host": _text_column(cells, "guid", n),
+            "process": _text_column(cells, "process_id", n),
             "thread": _numbers_or(cells["thread_id"], -1) if "thread_id" in cells else np.full(n, -1),
             "correlation": _numbers_or(cells["correlation_id"], 0)
             if "correlation_id" in cells

@@ -87,8 +87,13 @@ class Strings(msgspec.Struct):
     marker_api: msgspec.Raw = msgspec.Raw(b"[]")
 
 
+class Node(msgspec.Struct):
+    hostname: str | None = None
+
+
 class Metadata(msgspec.Struct):
     pid: int = -1
+    node: Node = msgspec.field(default_factory=Node)
 
 
 class Entry(msgspec.Struct):
@@ -145,14 +150,16 @@ def _salvaged(part: FileTrace, text: bytes, size: int) -> File:
 
 
 def _entry(part: FileTrace, entry: Entry) -> tuple[Kernels, Ranges]:
-    pid = one(part, entry.metadata, Metadata).pid
-    process = str(pid) if pid >= 0 else part.path.name.split("_")[0]
-    kernels = _kernels(part, entry, process)
-    launches(kernels, _calls(part, entry, process))
-    return kernels, _ranges(part, entry, process)
+    metadata = one(part, entry.metadata, Metadata)
+    kernels, ranges = _kernels(part, entry), _ranges(part, entry)
+    launches(kernels, _calls(part, entry))
+    for table in (kernels, ranges):
+        table["host"] = constant(metadata.node.hostname, len(table))
+        table["process"] = constant(str(metadata.pid) if metadata.pid >= 0 else None, len(table))
+    return kernels, ranges
 
 
-def _kernels(part: FileTrace, entry: Entry, process: str) -> Kernels:
+def _kernels(part: FileTrace, entry: Entry) -> Kernels:
     records = entry.buffer_records.kernel_dispatch
     infos = [record.dispatch_info for record in records]
     start = times([r.start_timestamp for r in records], part.path, "start_timestamp")
@@ -161,7 +168,6 @@ def _kernels(part: FileTrace, entry: Entry, process: str) -> Kernels:
     nodes = {agent.id.handle: f"Agent {agent.node_id}" for agent in several(part, entry.agents, Agent)}
     names = {s.kernel_id: _name(s) for s in several(part, entry.kernel_symbols, Symbol)}
     columns = {
-        "process": constant(process, len(records)),
         "agent": from_keys(ids([i.agent_id.handle for i in infos], -1), nodes, "agent {}"),
         "queue": number_texts(ids([i.queue_id.handle for i in infos], -1)),
         "stream": number_texts(ids([r.stream_id.handle for r in records], -1)),
@@ -184,10 +190,9 @@ def _sizes(values: list[Size]):
     return sizes(*(ids([getattr(v, axis) for v in values], 0) for axis in "xyz"))
 
 
-def _calls(part: FileTrace, entry: Entry, process: str) -> Calls:
+def _calls(part: FileTrace, entry: Entry) -> Calls:
     calls = several(part, entry.buffer_records.hip_api, Call)
     columns = {
-        "process": constant(process, len(calls)),
         "thread": ids([c.thread_id for c in calls], -1),
         "start_ns": ids([c.start_timestamp for c in calls], -1),
         "correlation": ids([c.correlation_id.internal for c in calls], 0),
@@ -195,7 +200,7 @@ def _calls(part: FileTrace, entry: Entry, process: str) -> Calls:
     return Calls(len(calls), columns)
 
 
-def _ranges(part: FileTrace, entry: Entry, process: str) -> Ranges:
+def _ranges(part: FileTrace, entry: Entry) -> Ranges:
     texts = {
         text.key: text.value for text in several(part, one(part, entry.strings, Strings).marker_api, Text)
     }
@@ -203,7 +208,6 @@ def _ranges(part: FileTrace, entry: Entry, process: str) -> Ranges:
     marks = [m for m in marks if texts.get(m.correlation_id.internal) and m.end_timestamp > m.start_timestamp]
     n = len(marks)
     columns = {
-        "process": constant(process, n),
         "thread": ids([m.thread_id for m in marks], -1),
         "name": encode(texts[m.correlation_id.internal] for m in marks),
         "start_ns": ids([m.start_timestamp for m in marks], 0),

@@ -11,7 +11,7 @@ import numpy as np
 from latent_moe.errors import InputError
 from latent_moe.lab.traces.file_trace import FileTrace, backwards, spans, times
 from latent_moe.lab.traces.readers import raw_files
-from latent_moe.lab.traces.readers.rocprof_csv import CsvTable, process_of
+from latent_moe.lab.traces.readers.rocprof_csv import CsvTable
 from latent_moe.lab.traces.table import Coded, Kernels, constant, encode
 
 CSV, STATS, DATABASE = "rocprof v1 CSV", "rocprof v1 statistics", "rocprof v1 database"
@@ -36,7 +36,7 @@ def _kernels(part: FileTrace, start: np.ndarray, end: np.ndarray, cells: dict) -
     backwards(part, start, end)
     n = len(start)
     columns = {
-        "process": encode(cells["pid"]) if "pid" in cells else constant(process_of(part.path), n),
+        "process": encode(cells["pid"]) if "pid" in cells else constant(None, n),
         "name": encode(cells["kernelname"]),
         "agent": _labelled(cells.get("gpu-id"), "GPU {}", n),
         "queue": _labelled(cells.get("queue-id"), "{}", n),
@@ -76,8 +76,7 @@ def _spread(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     duration = mean[rows] + (np.arange(len(rows)) - first < left[rows])
     name = encode(cells["name"]).take(rows)
     true = np.ones(len(rows), dtype=bool)
-    process = constant(process_of(part.path), len(rows))
-    columns = {"name": name, "dur_ns": duration, "timed": true, "averaged": true, "process": process}
+    columns = {"name": name, "dur_ns": duration, "timed": true, "averaged": true}
     return Kernels(len(rows), columns)
 
 
