@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from latent_moe.config import KIMI_K3, LatentMoEConfig
-from latent_moe.errors import InputError
+from latent_moe.errors import unknown
 from latent_moe.lab.microbench.calibrate import Calibration
 from latent_moe.lab.microbench.timing import summarise
 from latent_moe.platform import describe, synchronize
@@ -92,7 +92,5 @@ def arm(recording: str | Path, tail: str) -> Path:
     folder = Path(recording)
     if (folder / tail).is_dir():
         return folder / tail
-    there = (
-        ", ".join(sorted(path.name for path in folder.glob("*") if path.is_dir())) if folder.is_dir() else ""
-    )
-    raise InputError(f"{folder}: no folder for tail {tail} (there are: {there or 'none'})")
+    recorded = sorted(path.name for path in folder.glob("*") if path.is_dir())
+    raise unknown(f"tail in {folder}:", tail, recorded)

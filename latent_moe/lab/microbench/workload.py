@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from latent_moe import platform
 from latent_moe.config import LatentMoEConfig, preset
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
 from latent_moe.files import write_whole
 from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.inputs import make_inputs
@@ -49,7 +49,7 @@ class Workload:
         if min(self.tokens) < 1 or self.steps < 1 or self.warm_up < 0 or self.tp < 1:
             raise InputError("T, steps and tp must be at least 1, warm-up steps at least 0")
         if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+            raise unknown("dtype", self.dtype, DTYPES)
         for tail in tails:
             _check_tail(tail, config, self)
 
@@ -75,9 +75,9 @@ def prepared(tp: TensorParallel, work: Workload, tail: Tail) -> Callable[[], Non
     inputs = {tokens: make_inputs(tail, config, tokens, tp, dtype) for tokens in work.tokens}
 
     def step(tokens: int, number: int) -> None:
-        mine = inputs[tokens]
-        index = number % len(mine.routed)
-        tail.function(mine.routed[index], mine.shared[index], mine.weights[index], mine.norm, tp)
+        own = inputs[tokens]
+        index = number % len(own.routed)
+        tail.function(own.routed[index], own.shared[index], own.weights[index], own.norm, tp)
 
     def run() -> None:
         for tokens in work.tokens:

@@ -6,7 +6,6 @@ profiles/figures/tail_time.svg.
 
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,7 @@ from latent_moe.lab.plots.theme import (
     caption,
     colour,
     finish,
+    measured_here,
     of_manifest,
 )
 from latent_moe.lab.recordings import load_manifest, profiles_dir
@@ -81,7 +81,7 @@ def work_of_a_rank(tokens: int = 64, tp: int = 8, config: LatentMoEConfig = KIMI
     return figure.update_xaxes(showticklabels=False, title="tail").update_layout(margin={"t": 120})
 
 
-def part_times(rows: Sequence[Mapping], device: str, date: str, note: str) -> go.Figure:
+def part_times(rows: Sequence[Mapping], note: str) -> go.Figure:
     """Bars: the measured time of each part of a layer; rows of {"part", "median_us", "p10_us", "p90_us"}."""
     middle = [row["median_us"] for row in rows]
     bar = go.Bar(
@@ -95,7 +95,7 @@ def part_times(rows: Sequence[Mapping], device: str, date: str, note: str) -> go
             "arrayminus": [row["median_us"] - row["p10_us"] for row in rows],
         },
     )
-    said = caption("measured", device, date, note)
+    said = measured_here(note)
     return finish(go.Figure(bar), "Where one layer's time goes, one rank", said, "part", "us")
 
 
@@ -130,7 +130,7 @@ def gemm_roofline(
 ) -> go.Figure:
     """Measured medians of both GEMMs, and the roofline's time for each as a dashed line."""
     note = f"medians, {machine.gemm_dtype}; dashed: roofline modelled from this machine's copy and GEMM rates"
-    said = caption("measured", device or machine.device, str(date.today()), note)
+    said = measured_here(note, device or machine.device)
     figure = against_tokens(timed, "The up-projection's GEMM against T", said)
     for tail in dict.fromkeys(row["tail"] for row in ceilings):
         mine = [row for row in ceilings if row["tail"] == tail]

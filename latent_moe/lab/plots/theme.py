@@ -4,11 +4,14 @@ The colours are Okabe and Ito's ("Color Universal Design", 2008): readers with a
 figure brings its own light ground, so that its text keeps its contrast on light and on dark pages.
 """
 
+from datetime import datetime
+
 import plotly.graph_objects as go
 import plotly.io as pio
 
-from latent_moe.errors import InputError
+from latent_moe.errors import unknown
 from latent_moe.lab.recordings import KINDS, Manifest
+from latent_moe.platform import describe
 from latent_moe.tail_variants.registry import NAMES
 
 # The other renderers for notebooks fetch plotly.js from a server.
@@ -27,9 +30,15 @@ TAIL_COLOURS = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate
 def caption(kind: str, device: str = "", date: str = "", note: str = "") -> str:
     """ "measured, NVIDIA H200, 2026-11-30; medians". Raises InputError for a kind that does not exist."""
     if kind not in KINDS:
-        raise InputError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+        raise unknown("kind", kind, KINDS)
     said = ", ".join(part for part in (kind, device, date) if part)
     return f"{said}; {note}" if note else said
+
+
+def measured_here(note: str = "", device: str = "") -> str:
+    """The caption of what this machine has just measured; `device` where another name than the platform's fits."""
+    today = datetime.now().astimezone().date().isoformat()
+    return caption("measured", device or describe().device_name, today, note)
 
 
 def of_manifest(manifest: Manifest, note: str = "") -> str:

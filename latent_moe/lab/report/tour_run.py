@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from latent_moe import platform
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
 from latent_moe.files import write_json
 from latent_moe.lab.report import pages
 from latent_moe.lab.report.execute import Executed, execute, surroundings
@@ -65,12 +65,11 @@ def _chosen(notebooks: Path, only: Sequence[str]) -> list[Path]:
     paths = sorted(notebooks.glob("[0-9][0-9]_*.ipynb"))
     if not paths:
         raise InputError(f"{notebooks}: no notebooks there; the tour runs from a checkout")
-    found = [path for path in paths if not only or any(path.stem.startswith(name) for name in only)]
-    missing = [name for name in only if not any(path.stem.startswith(name) for path in paths)]
-    if missing:
-        known = ", ".join(path.stem for path in paths)
-        raise InputError(f"no notebook {', '.join(missing)} (there are: {known})")
-    return found
+    chosen = [path for path in paths if not only or any(path.stem.startswith(name) for name in only)]
+    for name in only:
+        if not any(path.stem.startswith(name) for path in paths):
+            raise unknown("notebook", name, [path.stem for path in paths])
+    return chosen
 
 
 def _prepared(folder: Path) -> Path:
