@@ -6,7 +6,7 @@ PYTHON ?= $(or $(shell cat .venv/made_by 2>/dev/null),python3)
 BIN := .venv/bin
 JOBS ?= 2
 
-.PHONY: setup tour test lab lint check figures clean
+.PHONY: setup tour test coverage lab lint check figures clean
 
 setup:
 	@"$(PYTHON)" tools/setup_env.py $(SETUP)
@@ -18,6 +18,10 @@ test: setup
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not browser and not gpu and not rocm" $(TESTS)
 
 # Copies are opened, in runs/lab, so that running a notebook changes no tracked file; a copy that is there stays as it is.
+# The tests again with every line counted; below pyproject's fail_under it fails.
+coverage: setup
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not browser and not gpu and not rocm" --cov --cov-report=term:skip-covered $(TESTS)
+
 # The address that it prints opens notebook 01 too: on a machine without a browser that is the only way in.
 # In a container one is often root, which Jupyter refuses unless told. No question about Jupyter's news.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -7,7 +7,7 @@ import argparse
 import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,7 @@ def _manifest(name: str, noise: Noise, places: list[str], seed: int) -> recordin
         kind="synthetic",
         title=f"Equal arms and a planted 3 % through the table: {COMPARISONS} simulated comparisons",
         device="none: simulated",
-        date=date.today().isoformat(),
+        date=datetime.now(UTC).date().isoformat(),
         command=f"python -m tools.studies.aa_study profiles/{name}{tail}",
         software={"numpy": np.__version__, "scipy": scipy.__version__},
         files={

@@ -10,7 +10,7 @@ import argparse
 import csv
 import os
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
+from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -171,7 +171,7 @@ def _row(n: int, k: int, tokens: int, plan: TilePlan, us: float | None) -> dict:
         "arch": architecture(device), "n": n, "k": k, "bucket": tokens,
         "block_t": plan.block_t, "block_n": plan.block_n, "block_k": plan.block_k, "split": plan.split,
         "warps": plan.warps, "stages": plan.stages, "form": plan.form, "us": "" if us is None else round(us, 2),
-        "device": torch.cuda.get_device_name(device), "date": date.today().isoformat(),
+        "device": torch.cuda.get_device_name(device), "date": datetime.now(UTC).date().isoformat(),
     }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def _mode() -> str:
 
 
 @lru_cache(maxsize=4096)
-def _pick(tokens: int, config, tp_size: int, where: Situation, folder: str) -> tuple[str, str]:
+def _pick(tokens: int, config, tp_size: int, where: Situation, _folder: str) -> tuple[str, str]:
     allowed = [name for name, tail in TAILS.items() if not refusal(tail, config, tp_size, tokens=tokens)]
     if allowed == ["replicated"]:
         refused = refusal(TAILS[DEFAULT], config, tp_size, tokens=tokens)

@@ -42,7 +42,7 @@ def modelled(
             best_tail(tokens, tp, hardware, config) if best else tail_cost(tail, tokens, tp, hardware, config)
         )
 
-    def saving(tokens: int, decode: bool) -> Saving:
+    def saving(tokens: int, decode: bool) -> Saving:  # noqa: ARG001 - one signature for every source of savings
         before, after = cost(baseline, tokens), cost(candidate, tokens)
         kind = least_known(term.kind for term in (*before.terms, *after.terms))
         return Saving(before.total_us - after.total_us, _error_us(before, after), kind)
@@ -59,7 +59,7 @@ def _error_us(before: Cost, after: Cost) -> float | None:
 
 def constant(prefill_us: float, decode_us: float, kind: str = "measured") -> Savings:
     """The same two savings at every T: what anchoring on one concurrency gives."""
-    return lambda tokens, decode: Saving(decode_us if decode else prefill_us, None, kind)
+    return lambda _tokens, decode: Saving(decode_us if decode else prefill_us, None, kind)
 
 
 def recorded(

@@ -115,7 +115,7 @@ def implied_savings(rows: list[Row], setup: Setup) -> list[dict[str, float]]:
     return found
 
 
-def end_to_end_fit(rows: list[Row], setup: Setup, decode_us=lambda concurrency: 0.0) -> dict[str, float]:
+def end_to_end_fit(rows: list[Row], setup: Setup, decode_us=lambda _: 0.0) -> dict[str, float]:
     """A diagnosis, never a prediction: dP and a decode saving that fit the end-to-end changes of all pairs best.
 
     Least squares on the relative change of E2E with dd = decode_us(C) + extra, which uses no P at all: it tells

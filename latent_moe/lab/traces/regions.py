@@ -86,7 +86,7 @@ def _by_launch(kernels, ranges, host, rows) -> np.ndarray:
     return _innermost(ranges, host, span_keys, np.where(known, keys, -1), kernels["launch_ns"][rows])
 
 
-def _by_device_range(kernels, ranges, host, rows) -> np.ndarray:
+def _by_device_range(kernels, ranges, host, rows) -> np.ndarray:  # noqa: ARG001 - as its siblings
     """The innermost range that the profiler laid over the kernel's own stream."""
     device = _rows(ranges, "device")
     if not len(device):

@@ -80,7 +80,7 @@ class RocpdRun:
         return {key: str(text) for key, text in rows if isinstance(key, int) and text is not None}
 
 
-def read(path: Path, salvage: bool = False) -> FileTrace:
+def read(path: Path, salvage: bool = False) -> FileTrace:  # noqa: ARG001 - one signature for every reader
     """Read one file. Raises InputError: damaged, or no rocpd database."""
     with raw_files.opened(path) as connection:
         part = FileTrace(path, FORMAT, Kernels(0))

@@ -89,7 +89,7 @@ def kernel_table(connection, names: dict[str, str]) -> str | None:
     return None
 
 
-def read_database(path: Path, salvage: bool = False) -> FileTrace:
+def read_database(path: Path, salvage: bool = False) -> FileTrace:  # noqa: ARG001 - one signature for every reader
     """Read rocprof v1's results.db. Raises InputError: damaged, or without a table of dispatches."""
     part = FileTrace(path, DATABASE, Kernels(0))
     with raw_files.opened(path) as connection:
