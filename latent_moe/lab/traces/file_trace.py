@@ -194,7 +194,7 @@ def _same_run(file: FileTrace, other: FileTrace) -> bool:
     if file.rank != other.rank and file.rank >= 0 and other.rank >= 0 and not merged:
         return False
     if _averaged(file) and not _averaged(other):
-        return "rocprof v1" in other.format
+        return other.format.split()[0] == file.format.split()[0]
     if file.format != other.format:
         return not _other_process(file, other) and _share(file.kernels, other.kernels) >= _SAME
     hosts, others = (set(f.kernels["host"].values) for f in (file, other))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces import file_trace, identity, overlap_clip
+from latent_moe.lab.traces import file_trace, identity, metrics, overlap_clip
 from latent_moe.lab.traces.file_trace import FileTrace
 from latent_moe.lab.traces.readers import sniff
-from latent_moe.lab.traces.table import Kernels, Ranges, Trace
+from latent_moe.lab.traces.table import Kernels, Ranges, Trace, group_codes
 
 _PROFILERS = {"PyTorch profiler JSON": "torch.profiler", "exported table": None}
 
@@ -100,6 +100,11 @@ def _report(trace: Trace, kept: list[FileTrace], dropped: list[tuple[FileTrace, 
         trace.partial |= part.partial
         if part.format not in trace.formats:
             trace.formats.append(part.format)
+    formats = {part.format for part in kept if len(part.kernels)}
+    empty = [part.path.name for part in kept if not len(part.kernels) and part.format in formats]
+    if empty:
+        text = f"{', '.join(empty[:3])} ({len(empty)} files) hold no kernels, files of the same format do"
+        trace.warn("kernels_missing", text)
     for part, same in dropped:
         trace.ignored.append(f"{part.path.name}: the same run as {same.path.name}")
         trace.warn(
@@ -161,9 +166,20 @@ def _join(trace: Trace) -> None:
 
 
 def _check_collectives(trace: Trace) -> None:
+    """Kinds that devices which share their work all have, or that one of them lacks: records may be lost."""
     kernels = trace.kernels
-    devices = np.unique(overlap_clip.group_codes(kernels, ("process", "agent")))
-    if len(devices) > 1 and "collective" not in kernels["kind"].values:
+    devices, device = np.unique(group_codes(kernels, metrics.DEVICE), return_inverse=True)
+    if len(devices) < 2:
+        return
+    if "collective" not in kernels["kind"].values:
         trace.warn(
             "no_collectives", f"{len(devices)} devices, but not one collective: is the recording whole?"
         )
+    column, names = kernels["kind"], metrics.ranks(kernels)
+    for kind in ("collective", "gemm"):
+        rows = device[column.codes == column.values.index(kind)] if kind in column.values else []
+        without = np.setdiff1d(np.arange(len(devices)), rows)
+        if 0 < len(without) < len(devices) / 2 or (len(without) == 1 and len(devices) == 2):
+            first = int(np.flatnonzero(device == without[0])[0])
+            text = f"{names.values[names.codes[first]]} has no {kind} kernels, which {len(devices) - len(without)} other devices have"
+            trace.warn("kernels_missing", text)

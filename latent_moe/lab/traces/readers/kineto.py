@@ -22,6 +22,10 @@ _NO_ARGS = Args()
 _MERGED = re.compile(r"(\[[^\]]+\])\s*(.*)$")
 # ROCm 5's profiler writes the barriers of a queue among its kernels.
 _BARRIERS = {"Marker", "BarrierAnd", "BarrierOr", "BarrierValue"}
+_PHASE = re.compile(rb'"ph"\s*:\s*"X"')
+_KERNEL = re.compile(rb'"cat"\s*:\s*"[Kk]ernel"')
+# A first time stamp of 0 is none where all others lie further off than so many times their own spread.
+_FAR_TIMES = 10
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
 _COPIES = {"gpu_memcpy", "gpu_memset"}
 # Copies of less than this share of the kernels' time are not worth a word.
@@ -65,7 +69,7 @@ class _Collected:
 
     def __init__(self):
         self.kernels, self.external, self.ranges, self.calls, self.ops = [], [], [], [], []
-        self.unread = 0
+        self.unread = self.launches = 0
         self.pids: dict[str | None, str] = {}
         self.copies, self.copies_us = 0, 0.0
 
@@ -76,6 +80,7 @@ class _Collected:
         ranges = [e for e in spans if e.cat in _RANGES and _placed(e)]
         calls = [e for e in spans if e.cat in _CALLS and _placed(e)]
         ops = [e for e in spans if e.cat == "cpu_op" and _placed(e)]
+        self.launches += sum("Launch" in e.name for e in calls if e.name)
         copies = [e.dur for e in spans if e.cat in _COPIES and e.dur]
         self.copies, self.copies_us = self.copies + len(copies), self.copies_us + sum(copies)
         for events in (ranges, calls, ops):
@@ -110,10 +115,31 @@ def read(path: Path, salvage: bool = False) -> FileTrace:
         found.add(path, batch)
     part = FileTrace(path, FORMAT, Kernels.concatenate(found.kernels or [Kernels(0)]))
     _check_end(part, stream, salvage)
+    _check_lost(part, stream, found, salvage)
     _check_damage(part, stream, found)
     _check_copies(part, found)
     _label(part, stream, found)
     return part
+
+
+def _check_lost(part: FileTrace, stream: EventStream, found: _Collected, salvage: bool) -> None:
+    """Launches whose kernels were not recorded; events that another writer left behind the event list.
+
+    Raises InputError for both; with `salvage` what stands in the list is read and marked partial.
+    """
+    if found.launches and not len(part.kernels):
+        raise InputError(f"{part.path}: {found.launches} launches but no kernels: GPU records were lost")
+    behind = len(_PHASE.findall(stream.rest))
+    if stream.cut or not behind:
+        return
+    text = (
+        f"{behind} events ({len(_KERNEL.findall(stream.rest))} of them kernels) stand behind the event list of "
+        f"{len(part.kernels)} kernels: two processes wrote into one file"
+    )
+    if not salvage:
+        raise InputError(f"{part.path}: {text}")
+    part.partial = True
+    part.warn("partial", f"{text}; only the list was read")
 
 
 def _check_end(part: FileTrace, stream: EventStream, salvage: bool) -> None:
@@ -168,6 +194,8 @@ def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
         _name_process(table, found.pids, rest.hostname or rest.host_name)
     if found.calls:
         launches(part.kernels, part.calls)
+    if rest.other.start_ns is None:
+        _untime_zeros(part.kernels)
     if rest.other.start_ns is not None and 0 <= rest.other.start_ns < 1 << 61:
         part.format = EXPORT
         part.shift(rest.other.start_ns)
@@ -178,6 +206,17 @@ def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
     elif len(ops):
         cpu_kernels(part, ops)
         _name_process(part.kernels, found.pids, rest.hostname or rest.host_name)
+
+
+def _untime_zeros(kernels: Kernels) -> None:
+    """A time stamp of 0 among stamps far away is a kernel without a time."""
+    start, timed = np.asarray(kernels["start_ns"]), np.asarray(kernels["timed"])
+    zero, others = timed & (start == 0), start[timed & (start > 0)]
+    if not zero.any() or not len(others) or others.min() <= _FAR_TIMES * (others.max() - others.min() + 1):
+        return
+    kernels["timed"] = timed & ~zero
+    for name in ("start_ns", "end_ns", "dur_ns"):
+        kernels[name] = np.where(zero, 0, kernels[name])
 
 
 def _name_process(table: Kernels | Calls | Ranges, pids: dict[str | None, str], hostname: str | None) -> None:

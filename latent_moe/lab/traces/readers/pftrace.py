@@ -123,7 +123,7 @@ def _event(packet, known: _Sequence, stack: list[dict], slices: list[dict]) -> N
         "begin_ns": packet.timestamp,
     }
     for note in event.debug_annotations:
-        value = note.uint_value or note.int_value
+        value = note.string_value or note.uint_value or note.int_value
         name = note.name or known.annotations.get(note.name_iid)
         if name:
             found[name] = value
@@ -135,13 +135,20 @@ def _numbers(slices: list[dict], name: str, absent: int):
     return ids([s.get(name, absent) for s in slices], absent)
 
 
+def _agent(value: int | str | None) -> str | None:
+    """ "Agent 4" from 4 and from ROCm 7's "Agent-4"."""
+    if isinstance(value, str):
+        return value.replace("Agent-", "Agent ")
+    return None if value is None else f"Agent {value}"
+
+
 def _kernels(part: FileTrace, slices: list[dict], process: str | None) -> Kernels:
     start = times([s.get("begin_ns", 0) for s in slices], part.path, "begin_ns")
     end = times([s.get("end_ns", 0) for s in slices], part.path, "end_ns")
     backwards(part, start, end)
     columns = {
         "process": constant(process, len(slices)),
-        "agent": encode(f"Agent {s['agent']}" if "agent" in s else None for s in slices),
+        "agent": encode(_agent(s.get("agent")) for s in slices),
         "queue": number_texts(_numbers(slices, "queue", -1)),
         "stream": number_texts(_numbers(slices, "stream_ID", -1)),
         "name": encode(s["name"] or "(no name)" for s in slices),

@@ -130,6 +130,7 @@ def header_of(text: str) -> tuple[str, list[str]]:
     return delimiter, [cell.strip().lower() for cell in cells]
 
 
+ROCPROFV2, PC_SAMPLES = "rocprofv2 CSV", "rocprofv3 PC sampling trace"
 FORMAT, MARKERS, API = "rocprofv3 CSV", "rocprofv3 marker trace", "rocprofv3 API trace"
 
 
@@ -139,7 +140,11 @@ def kind_of(header: list[str]) -> str | None:
     if "counter_name" in columns:
         return "rocprofv3 counter collection"
     if {"kernel_name", "start_timestamp", "end_timestamp"} <= columns:
-        return FORMAT
+        return ROCPROFV2 if {"gpu_id", "pid"} <= columns else FORMAT
+    if {"sample_timestamp", "exec_mask"} <= columns:
+        return f"{PC_SAMPLES}; --kernel-trace writes what is read here"
+    if {"start (ns)", "duration (ns)"} <= columns or {"total time (ns)", "instances"} <= columns:
+        return "Nsight Systems CSV; PyTorch's profiler writes JSON that is read here"
     if {"function", "domain", "start_timestamp"} <= columns:
         return API
     if {"direction", "start_timestamp"} <= columns:
@@ -158,7 +163,7 @@ def read(path: Path, salvage: bool = False) -> FileTrace:
     table = CsvTable(path, salvage=salvage)
     if kind_of(table.header) == API:
         return _calls_and_ranges(path, table)
-    part = FileTrace(path, FORMAT, Kernels(0))
+    part = FileTrace(path, kind_of(table.header) or FORMAT, Kernels(0))
     found = [_kernels(part, table, cells) for cells in table.chunks() if cells]
     if found:
         part.kernels = Kernels.concatenate(found)
@@ -182,8 +187,8 @@ def _kernels(part: FileTrace, table: CsvTable, cells: dict) -> Kernels:
     n = len(start)
     columns: dict[str, Coded | np.ndarray] = {
         "host": _text_column(cells, "guid", n),
-        "process": _text_column(cells, "process_id", n),
-        "agent": _agents(encode(cells["agent_id"])) if "agent_id" in cells else constant(None, n),
+        "process": _text_column(cells, "pid" if part.format == ROCPROFV2 else "process_id", n),
+        "agent": _agents(cells, n),
         "name": encode(cells["kernel_name"]),
         "grid": _sizes(cells, "grid_size", n),
         "workgroup": _sizes(cells, "workgroup_size", n),
@@ -219,14 +224,16 @@ def _blank(column: Coded) -> Coded:
     return column.map([value.strip() or None for value in column.values])
 
 
-def _agents(column: Coded) -> Coded:
-    return column.map(
-        [f"Agent {v.strip()}" if v.strip().isdigit() else v.strip() or None for v in column.values]
-    )
+def _agents(cells: dict, n: int) -> Coded:
+    form, name = ("GPU {}", "gpu_id") if "gpu_id" in cells else ("Agent {}", "agent_id")
+    column = _text_column(cells, name, n)
+    return column.map([form.format(value) if value.isdigit() else value for value in column.values])
 
 
 def _sizes(cells: dict, name: str, n: int) -> Coded:
     axes = [f"{name}_{axis}" for axis in "xyz"]
+    if name in cells:
+        return _text_column(cells, name, n)
     if not all(axis in cells for axis in axes):
         return constant(None, n)
     return encode(map("x".join, zip(*(cells[axis] for axis in axes), strict=True)))

@@ -1,9 +1,11 @@
-"""Readers for legacy rocprof (v1): its CSV with one dispatch a row, its statistics, its database.
+"""Readers for legacy rocprof (v1): its CSV with one dispatch a row, its database; statistics of it and of rocprofv3.
 
 Statistics know calls and sums only: their rows are spread over the calls with the mean as duration (`averaged`), so
 that sums and counts are right; busy time, medians and start times do not exist there.
 """
 
+import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,11 @@ from latent_moe.lab.traces.readers.rocprof_csv import CsvTable
 from latent_moe.lab.traces.table import Coded, Kernels, constant, encode
 
 CSV, STATS, DATABASE = "rocprof v1 CSV", "rocprof v1 statistics", "rocprof v1 database"
+STATS_V3 = "rocprofv3 statistics"
+# Statistics of API calls, copies and whole domains have the columns of kernel statistics; their names tell them apart.
+_NO_KERNEL = re.compile(
+    r"hip[A-Z]|__hip|hsa_|roctx|nccl(?!Dev|Kernel)|Copy(?:Device|Host)|MEMORY_|KERNEL_DISPATCH$|[A-Z_]+_API$"
+)
 _MOST_CALLS = 5_000_000
 
 
@@ -52,9 +59,18 @@ def _labelled(cells, form: str, n: int) -> Coded:
     )
 
 
+def are_of_kernels(text: str) -> bool:
+    """Do these first lines of a statistics file name anything but API calls, copies and domains?"""
+    rows = list(csv.reader(text.splitlines()[:200]))
+    places = [i for i, cell in enumerate(rows[0]) if cell.strip().lower() == "name"] if rows else []
+    names = [row[places[0]] for row in rows[1:] if places and len(row) > places[0]]
+    return not names or any(not _NO_KERNEL.match(name) for name in names)
+
+
 def read_stats(path: Path, salvage: bool = False) -> FileTrace:
-    """Read rocprof v1's results.stats.csv into `averaged` rows."""
-    part, table = FileTrace(path, STATS, Kernels(0)), CsvTable(path, wide="name", salvage=salvage)
+    """Read rocprof v1's results.stats.csv or rocprofv3's kernel_stats.csv into `averaged` rows."""
+    table = CsvTable(path, wide="name", salvage=salvage)
+    part = FileTrace(path, STATS_V3 if "minns" in table.header else STATS, Kernels(0))
     found = [_spread(part, table, cells) for cells in table.chunks() if cells]
     part.kernels = Kernels.concatenate(found or [Kernels(0)])
     part.partial = table.cut

@@ -18,6 +18,13 @@ class Sniffed:
     reader: Callable | None = None
 
 
+# Known formats that are not read, with the export of the same tool that is.
+_OTHER_DATABASES = {
+    "rocpd_op": "rocmProfileData (RPD) database; rocprofv3 --kernel-trace writes what is read here",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "Nsight Systems database; PyTorch's profiler writes JSON that is read here",
+}
+_LEGACY_JSON = "Chrome JSON of legacy rocprof; its results.csv or results.db is read here"
+_JAX = "JAX (XLA) profiler JSON; rocprofv3 -- python writes what is read here"
 UNKNOWN = Sniffed("a file of no format that is known here")
 
 
@@ -43,10 +50,17 @@ def _database(path: Path) -> Sniffed:
             return Sniffed(rocpd.FORMAT, rocpd.read)
         if rocprof_v1.kernel_table(connection, names):
             return Sniffed(rocprof_v1.DATABASE, rocprof_v1.read_database)
-    return Sniffed("rocmProfileData database" if "rocpd_op" in names else "SQLite database without kernels")
+    for table, kind in _OTHER_DATABASES.items():
+        if table in names:
+            return Sniffed(kind)
+    return Sniffed("SQLite database without kernels")
 
 
 def _json(path: Path, start: bytes) -> Sniffed:
+    if b'"BeginNs"' in start and b'"DurationNs"' in start:
+        return Sniffed(_LEGACY_JSON)
+    if b'"/device:GPU:' in start and b'"cat"' not in start:
+        return Sniffed(_JAX)
     which = _key(start) or _key_further_on(path)
     if which == _TOOL:
         from latent_moe.lab.traces.readers import rocprof_json
@@ -83,12 +97,17 @@ def _csv(start: bytes) -> Sniffed | None:
     from latent_moe.lab.traces.readers import rocprof_csv, rocprof_v1
 
     encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    kind = rocprof_csv.kind_of(rocprof_csv.header_of(start.decode(encoding, "replace"))[1])
+    text = start.decode(encoding, "replace")
+    kind = rocprof_csv.kind_of(rocprof_csv.header_of(text)[1])
+    if kind in (rocprof_v1.STATS, rocprof_v1.STATS_V3) and not rocprof_v1.are_of_kernels(text):
+        return Sniffed(f"{kind} of API calls, copies or domains")
     readers = {
         rocprof_csv.FORMAT: rocprof_csv.read,
         rocprof_csv.API: rocprof_csv.read,
         rocprof_v1.CSV: rocprof_v1.read_csv,
+        rocprof_csv.ROCPROFV2: rocprof_csv.read,
         rocprof_v1.STATS: rocprof_v1.read_stats,
+        rocprof_v1.STATS_V3: rocprof_v1.read_stats,
     }
     return Sniffed(kind, readers.get(kind)) if kind else None
 
