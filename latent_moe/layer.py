@@ -250,7 +250,7 @@ class OutputTransform(nn.Module):
         """
         if which == "own":
             return self.weight if self.row_sharded else self.weight[self.tp.columns(self.weight.shape[0])]
-        return self.tp.all_gather(self.weight.data) if self.row_sharded else self.weight
+        return self.tp.all_gather(self.weight.data) if self.row_sharded else self.weight  # [H, L]
 
 
 EMBED, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -269,11 +269,11 @@ def save_random_model(
     generator = torch.Generator().manual_seed(seed)
     h = config.hidden_size
     extra = {
-        EMBED: torch.randn(vocab_size, h, generator=generator).to(dtype),
-        HEAD: torch.randn(vocab_size, h, generator=generator).mul_(h**-0.5).to(dtype),
+        EMBED: torch.randn(vocab_size, h, generator=generator).to(dtype),  # [V, H]
+        HEAD: torch.randn(vocab_size, h, generator=generator).mul_(h**-0.5).to(dtype),  # [V, H]
     }
     for name in (NORM, *(LAYER_NORM.format(layer) for layer in range(config.num_layers))):
-        extra[name] = torch.randn(h, generator=generator).mul_(0.1).add_(1.0).to(dtype)
+        extra[name] = torch.randn(h, generator=generator).mul_(0.1).add_(1.0).to(dtype)  # [H]
     layers = [SeededWeights(config, seed + 1 + layer, dtype) for layer in range(config.num_layers)]
     written = {
         "vocab_size": vocab_size,

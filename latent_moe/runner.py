@@ -201,7 +201,7 @@ class MoERunner(nn.Module):
         if self.config.sequence_parallel:
             # Each rank ends with its own tokens, complete.
             scattered = None if shared is None else self.tp.reduce_scatter(shared)  # [T/tp, H]
-            return self.tp.reduce_scatter(routed), scattered
+            return self.tp.reduce_scatter(routed), scattered  # [T/tp, L], [T/tp, H]
         if self.output_is_reduced:
             # Stands for a combine kernel that reduces on its way.
             routed = self.tp.all_reduce(routed)  # [T, L]

@@ -128,7 +128,7 @@ class SeededWeights(Mapping[str, torch.Tensor]):
     def _draw(self, name: str, block: int, shape: list[int]) -> torch.Tensor:
         digest = hashlib.blake2b(f"{self.seed}/{name}/{block}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        noise = torch.randn(shape, generator=generator)
+        noise = torch.randn(shape, generator=generator)  # `shape`: one block of the tensor
         if len(shape) == 1:
             return noise.mul_(0.1) if name == BIAS else noise.mul_(0.1).add_(1.0)
         return noise.mul_(self.shapes[name][1] ** -0.5)

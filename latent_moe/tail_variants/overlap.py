@@ -18,7 +18,7 @@ def overlap(
     The second all-reduce is issued before the GEMM and runs on the communicator's own stream.
     """
     latent = tp.all_reduce(routed)  # [T, L]
-    pending = tp.all_reduce(shared, async_op=True)
+    pending = tp.all_reduce(shared, async_op=True)  # shared [T, H] once waited for
     hidden = apply_norm(norm, latent)  # [T, L]
     projected = hidden @ weight.t()  # [T, H]
     pending.wait()

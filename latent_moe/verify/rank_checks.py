@@ -30,7 +30,7 @@ class Spy(TensorParallel):
 
     def all_reduce(self, x: torch.Tensor, async_op: bool = False) -> Any:
         """As TensorParallel's, after a copy."""
-        self.given.append(x.clone())
+        self.given.append(x.clone())  # [T, N]
         return super().all_reduce(x, async_op)
 
 
@@ -78,7 +78,7 @@ def _own_columns(runner, routed, shared) -> bool | None:
     runner.finish(routed.clone(), shared.clone(), tail="column_parallel")
     before_reduce = runner.tp.given[-1]  # [T, H]
     changed = (before_reduce != shared).any(0)  # [H]
-    own = torch.zeros_like(changed)
+    own = torch.zeros_like(changed)  # [H]
     own[runner.tp.columns(shared.shape[1])] = True
     # A small sum may round away in bf16: not every own column need change, no other one may.
     return bool(changed[own].any() and not changed[~own].any())

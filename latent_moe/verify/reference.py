@@ -21,7 +21,7 @@ def reference(config: LatentMoEConfig, weights: Mapping[str, torch.Tensor], x: t
     x = x.double()
     combine = _combine(config, weights, x)  # [T, E]
     inner = x @ weights["routed_expert_down_proj.weight"].double().t() if config.is_latent else x  # [T, L]
-    routed = torch.zeros_like(inner)
+    routed = torch.zeros_like(inner)  # [T, L]
     for expert in range(config.num_experts):
         w1, w3, w2 = (weights[f"experts.{expert}.{name}.weight"] for name in ("w1", "w3", "w2"))
         routed += combine[:, expert, None] * _mlp(config, inner, w1, w3, w2)
@@ -44,10 +44,10 @@ def inputs(config: LatentMoEConfig, weights, tokens: int, seed: int, dtypes) -> 
     Tokens for which the last chosen and the first refused expert score within 1e-6 are drawn again.
     """
     generator = torch.Generator().manual_seed(seed)
-    kept = torch.empty(0, config.hidden_size)
+    kept = torch.empty(0, config.hidden_size)  # [kept so far, H]
     while kept.shape[0] < tokens:
-        drawn = torch.randn(tokens, config.hidden_size, generator=generator)
-        clear = torch.ones(tokens, dtype=torch.bool)
+        drawn = torch.randn(tokens, config.hidden_size, generator=generator)  # [T, H]
+        clear = torch.ones(tokens, dtype=torch.bool)  # [T]
         for dtype in dtypes:
             clear &= _margin(config, weights, drawn.to(dtype).double(), dtype) > _CLEAR_MARGIN
         kept = torch.cat([kept, drawn[clear]])
@@ -68,21 +68,21 @@ def _scores(weights, x, dtype=None) -> torch.Tensor:
 
 
 def _combine(config, weights, x) -> torch.Tensor:
-    scores = _scores(weights, x)
+    scores = _scores(weights, x)  # [T, E]
     ranking = (scores + weights["gate.e_score_correction_bias"].double()).argsort(-1, descending=True)
     chosen = torch.zeros_like(scores).scatter_(-1, ranking[:, : config.experts_per_token], 1.0)  # [T, E]
-    kept = scores * chosen
+    kept = scores * chosen  # [T, E]
     factor = 1.0 if config.scale_routed_output else config.routed_scaling_factor
     return factor * kept / kept.sum(-1, keepdim=True)
 
 
 def _mlp(config, x, gate, up, down) -> torch.Tensor:
     g, u = x @ gate.double().t(), x @ up.double().t()  # [T, I]
-    sigmoid = 1 / (1 + torch.exp(-g))
+    sigmoid = 1 / (1 + torch.exp(-g))  # [T, I]
     if config.activation == "situ":
         g = config.situ_beta * torch.tanh(g / config.situ_beta)
         u = config.situ_linear_beta * torch.tanh(u / config.situ_linear_beta)
-    return (g * sigmoid * u) @ down.double().t()
+    return (g * sigmoid * u) @ down.double().t()  # [T, L] or [T, H]
 
 
 def _output(config, weights, routed) -> torch.Tensor:

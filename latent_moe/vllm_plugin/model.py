@@ -150,7 +150,7 @@ class NoPEAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
-        qkv, _ = self.qkv_proj(x)
+        qkv, _ = self.qkv_proj(x)  # [T, (heads + 2 kv_heads) width / tp]
         q, k, v = qkv.split(self.sizes, dim=-1)
         return self.o_proj(self.attn(q, k, v))[0]  # [T, H]
 
@@ -171,7 +171,7 @@ class SharedExpertsMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] -> this rank's part of [T, H]."""
-        return self.down_proj(self.activation(self.gate_up_proj(x)[0]))[0]
+        return self.down_proj(self.activation(self.gate_up_proj(x)[0]))[0]  # [T, H]
 
 
 class LatentToHidden(nn.Module):
@@ -184,7 +184,7 @@ class LatentToHidden(nn.Module):
 
     def forward(self, latent: torch.Tensor) -> torch.Tensor:
         """latent [T, L], summed over the ranks -> [T, H]."""
-        return self.up_proj(latent if self.norm is None else self.norm(latent))[0]
+        return self.up_proj(latent if self.norm is None else self.norm(latent))[0]  # [T, H]
 
 
 class LatentMoEBlock(nn.Module):
@@ -197,7 +197,8 @@ class LatentMoEBlock(nn.Module):
         # fp32 logits and correction bias: experts are chosen by small differences.
         self.gate = GateLinear(hidden, config.num_experts, out_dtype=torch.float32, prefix=f"{prefix}.gate")
         self.gate.e_score_correction_bias = nn.Parameter(
-            torch.empty(config.num_experts, dtype=torch.float32), requires_grad=False
+            torch.empty(config.num_experts, dtype=torch.float32),
+            requires_grad=False,  # [E]
         )
         self.routed_expert_down_proj = ReplicatedLinear(
             hidden, latent, bias=False, prefix=f"{prefix}.routed_expert_down_proj"
