@@ -16,6 +16,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.errors import InputError, unknown
 from latent_moe.parallel import TensorParallel
 from latent_moe.runner import Choose, folds_gain, refusal
+from latent_moe.tail_variants.declaration import Tail
 from latent_moe.tail_variants.registry import ASKABLE, AUTO, DEFAULT, TAILS
 from latent_moe.tails import fold_gain
 
@@ -53,6 +54,10 @@ class TailChoice:
     tp_size: int
     reason: str | None = None
 
+    def __post_init__(self):
+        # Looked up now: torch.compile traces what follows, and may not trace an import.
+        self._tail = None if self.asked == AUTO else TAILS[self.asked]
+
     @classmethod
     def of_layer(cls, asked: str, runner, weight: UpProjectionWeight | None, ranks) -> TailChoice:
         """Decide for one layer of the server, from what vLLM's runner knows about it."""
@@ -79,12 +84,12 @@ class TailChoice:
     @property
     def needs_all_rows(self) -> bool:
         """Whether the whole up-projection is needed on every rank (`auto` may pick such a tail at some T)."""
-        return self.usable and (self.asked == AUTO or TAILS[self.asked].rows == "all")
+        return self.usable and (self._tail is None or self._tail.rows == "all")
 
     @property
     def traceable(self) -> bool:
         """Whether torch.compile may look into the tail; `auto` decides by T."""
-        return self.asked != AUTO and TAILS[self.asked].traceable
+        return self._tail is not None and self._tail.traceable
 
     @property
     def folds_gain(self) -> bool:
@@ -102,22 +107,23 @@ class TailChoice:
 
     def _gemm(self, weight: UpProjectionWeight) -> str:
         """The up-projection GEMM's fixed sizes, where one tail is sure."""
-        if self.asked == AUTO:
+        if self._tail is None:
             return ""
-        rows = weight.hidden_size // (1 if TAILS[self.asked].rows == "all" else self.tp_size)
+        rows = weight.hidden_size // (1 if self._tail.rows == "all" else self.tp_size)
         return f", up-projection GEMM N={rows} K={weight.latent_size}"
 
     def run(self, routed, shared, weight: UpProjectionWeight, norm, ranks) -> torch.Tensor:
         """routed [T, L], shared [T, H], partial sums -> [T, H] on every rank."""
-        name = self.asked
-        if name == AUTO:
-            assert self.config is not None, "a usable layer has a config"
-            name, _ = _choosers[0](routed.shape[0], self.config, ranks)
-        tail = TAILS[name]
+        tail = self._tail or self._chosen(routed.shape[0], ranks)
         rows = weight.all if tail.rows == "all" else weight.own
         if not torch.compiler.is_compiling():
-            self._log_shape(name, routed.shape[0], rows, weight.hidden_size, ranks.rank)
+            self._log_shape(tail.name, routed.shape[0], rows, weight.hidden_size, ranks.rank)
         return tail.function(routed, shared, rows, norm, ranks)
+
+    def _chosen(self, tokens: int, ranks) -> Tail:
+        assert self.config is not None, "a usable layer has a config"
+        name, _ = _choosers[0](tokens, self.config, ranks)
+        return TAILS[name]
 
     def _log_shape(self, name: str, tokens: int, rows: torch.Tensor, hidden: int, rank: int) -> None:
         part = "all" if rows.shape[0] == hidden else f"this rank's {rows.shape[0]}"

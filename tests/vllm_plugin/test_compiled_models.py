@@ -39,7 +39,27 @@ def test_a_layer_is_ended_by_what_was_registered_last():
 
 
 def test_only_tails_without_a_decision_are_traced():
-    assert {name for name, tail in TAILS.items() if tail.traceable} == {"replicated", "column_parallel"}
+    assert {name for name, tail in TAILS.items() if tail.traceable} == {
+        "replicated",
+        "column_parallel",
+        "joint",
+    }
+
+
+@pytest.mark.parametrize("name", [name for name, tail in TAILS.items() if tail.traceable])
+def test_torch_compile_traces_such_a_tail_in_one_graph(name):
+    single, whole = TensorParallel.single(), torch.randn(6, 4)
+    weight = SimpleNamespace(all=whole, own=whole, hidden_size=6)
+    chosen = choice.TailChoice(name, TINY, 1)
+
+    def end(routed, shared):
+        assert chosen.traceable
+        return chosen.run(routed + 0, shared + 0, weight, None, single)
+
+    compiled = torch.compile(end, backend="eager", fullgraph=True, dynamic=True)
+    for tokens in (8, 5, 1):
+        routed, shared = torch.randn(tokens, 4), torch.randn(tokens, 6)
+        torch.testing.assert_close(compiled(routed, shared), shared + routed @ whole.t())
 
 
 def test_a_tail_that_this_machine_cannot_run_is_refused_when_the_model_is_built():
