@@ -1,10 +1,12 @@
 """bench: real vLLM servers of all arms, started in turn, each driven by vLLM's own client, saved run by run."""
 
+import fcntl
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -17,6 +19,8 @@ from latent_moe.lab.bench.plan import Plan, SessionEntry, resolve
 from latent_moe.lab.bench.recipe import Recipe, load_recipe
 from latent_moe.lab.bench.server import reserved_ports
 from latent_moe.lab.bench.session import Meter, Notify, ServerSession, lines
+
+_STATE, _LOCK = "recipe.json", "bench.lock"
 
 
 def run(
@@ -46,10 +50,12 @@ def run(
 def execute(plan: Plan, resume: bool, notify: Notify) -> None:
     """Measure what is left of a plan."""
     check_programs(plan)
-    _prepare(plan, resume)
-    todo = plan.remaining()
-    todo.set_aside()
-    _run_sessions(plan, todo, notify)
+    _check_folder(plan, resume)
+    with _alone_in(plan.out):
+        _prepare(plan)
+        todo = plan.remaining()
+        todo.set_aside()
+        _run_sessions(plan, todo, notify)
 
 
 def default_folder(name: str) -> Path:
@@ -71,40 +77,73 @@ def check_programs(plan: Plan) -> None:
                 raise InputError(f"{program}, which {purpose} needs, is not on the PATH (or not executable)")
 
 
-def _prepare(plan: Plan, resume: bool) -> None:
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """One bench a folder: two would serve on the same devices and overwrite each other's runs. The lock goes with the
+    process that holds it, however that ends. Raises InputError where another bench is at work."""
+    path = out / "state" / _LOCK
     try:
-        _check_folder(plan, resume)
-        write_json(_state(plan.out), {"recipe": plan.name, "fingerprint": plan.fingerprint})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{out} cannot hold results ({getattr(error, 'strerror', None) or error})"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise InputError(f"a bench is at work in {out} (process {file.read().strip()})") from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _prepare(plan: Plan) -> None:
+    """Write what a later --resume needs, and the model."""
+    try:
+        settings = run_files.hidden(dict(plan.settings), plan.secrets)
+        write_json(plan.out / "state" / _STATE, {"recipe": plan.name, "settings": settings})
         if plan.model_config:
             write_model(plan.out / plan.sessions[0].model, dict(plan.model_config))
     except OSError as error:
         raise InputError(f"{plan.out} cannot hold results ({error.strerror or error})") from error
 
 
-def _state(out: Path) -> Path:
-    return out / "state" / "recipe.json"
-
-
 def _check_folder(plan: Plan, resume: bool) -> None:
-    out, state = plan.out, _state(plan.out)
-    if state.is_file():
-        if not resume:
-            raise InputError(
-                f"{out} holds results already: --resume goes on with them, another --out starts anew"
-            )
-        if _measured_with(state) != plan.fingerprint:
-            raise InputError(f"{out} was measured with another recipe than this {plan.name}")
+    out, state = plan.out, plan.out / "state" / _STATE
+    try:
+        measured, filled = state.is_file(), out.exists() and bool({*out.iterdir()} - {out / "state"})
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{out} cannot hold results ({getattr(error, 'strerror', None) or error})"
+        ) from error
+    if measured and not resume:
+        raise InputError(
+            f"{out} holds results already: --resume goes on with them, another --out starts anew"
+        )
+    if measured:
+        _check_settings(plan, state)
     elif resume:
         raise InputError(f"{out}: nothing to resume there")
-    elif out.exists() and any(out.iterdir()):
+    elif filled:
         raise InputError(f"{out} is not empty")
 
 
-def _measured_with(state: Path) -> str:
+def _check_settings(plan: Plan, state: Path) -> None:
+    """Raise InputError naming the first field by which the recipe differs from the one that was measured."""
     try:
-        return json.loads(state.read_text(encoding="utf-8"))["fingerprint"]
+        before = json.loads(state.read_text(encoding="utf-8"))["settings"]
+        now = json.loads(json.dumps(run_files.hidden(dict(plan.settings), plan.secrets)))
+        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state} does not say with which recipe this was measured ({error!r})") from error
+    if changed:
+        name = changed[0]
+        values = f"{json.dumps(before.get(name))}, not {json.dumps(now.get(name))}"
+        raise InputError(f"{plan.out} was measured with another recipe: {name} was {values}")
 
 
 def _run_sessions(plan: Plan, todo: Plan, notify: Notify) -> None:

@@ -4,6 +4,7 @@
 decided after it. What the machine's environment holds for ${NAME} is looked up when a command starts.
 """
 
+import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,8 @@ class SessionEntry:
     """One server session: the server's start, the client's runs in order, what is asked besides, the end.
 
     `order` is its place in the plan, `tail` the LATENT_MOE_TAIL that its log must confirm unless it `may_refuse`; `go` the
-    file that a server on standby waits for; `problem` why the entry cannot run on this machine.
+    file that a server on standby waits for, `known_versions` what the arm's earlier runs were measured with; `problem` why
+    the entry cannot run on this machine.
     """
 
     arm: str
@@ -85,6 +87,7 @@ class SessionEntry:
     accuracy: AccuracyRun | None = None
     go: Path | None = None
     grace_s: float = GRACE_S
+    known_versions: frozenset[str] = frozenset()
     note: str = ""
     problem: str | None = None
 
@@ -133,7 +136,7 @@ class Plan:
     out: Path
     sessions: Sequence[SessionEntry]
     device: str
-    fingerprint: str
+    settings: Mapping[str, Any]
     baseline: str
     candidates: Sequence[str]
     parameters: Mapping[str, Any]
@@ -153,20 +156,31 @@ class Plan:
     def pair_is_whole(self, pair: int) -> bool:
         """Whether every run of a pair is there."""
         runs = [run for session in self.sessions if session.pair == pair for run in session.measured]
-        return all(run.run_file is not None and run.run_file.is_file() for run in runs)
+        return all(run_facts(run.run_file) is not None for run in runs)
+
+    def versions(self) -> dict[str, set[str]]:
+        """The server versions that the runs which are there were measured with, by arm."""
+        versions: dict[str, set[str]] = {session.arm: set() for session in self.sessions}
+        for session in self.sessions:
+            for run in session.measured:
+                version = (run_facts(run.run_file) or {}).get("vllm_version")
+                versions[session.arm] |= {version} if version else set()
+        return versions
 
     def remaining(self) -> "Plan":
         """The sessions of every pair that is not whole, and those whose arm has yet to answer or to be scored.
 
         Half a pair is measured again: its arms must be neighbours in time.
         """
-        left = []
+        left, versions = [], self.versions()
         for session in self.sessions:
             answers = session.answers if session.answers and not session.answers.file.is_file() else None
             accuracy = (
                 session.accuracy if session.accuracy and not session.accuracy.marker.is_file() else None
             )
-            todo = replace(session, answers=answers, accuracy=accuracy)
+            todo = replace(
+                session, answers=answers, accuracy=accuracy, known_versions=frozenset(versions[session.arm])
+            )
             if not self.pair_is_whole(session.pair):
                 left.append(todo)
             elif answers or accuracy:
@@ -212,6 +226,14 @@ class Plan:
                 count, tokens = len(session.answers.prompts), session.answers.max_tokens
                 lines.append(f"# {count} greedy answers of {tokens} tokens: {session.answers.file}")
         return "\n".join(lines)
+
+
+def run_facts(path: Path | None) -> dict[str, Any] | None:
+    """What `bench` wrote beside a run's figures; None for a run that is not there or cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["latent_moe"] if path else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def estimate_text(plan: Plan) -> str:
@@ -275,7 +297,7 @@ def resolve(
         out=resolver.out,
         sessions=[resolver.session(arm, pair, order) for order, (pair, arm) in enumerate(slots)],
         device=device,
-        fingerprint=recipe.fingerprint(),
+        settings=recipe.settings(),
         baseline=recipe.role_of("baseline") if recipe.with_role("baseline") else "",
         candidates=recipe.with_role("candidate"),
         parameters=resolver.parameters(),

@@ -1,8 +1,8 @@
 """Recipes: what `bench` runs, as TOML. Two arms or more, one client, how often; each checked when read."""
 
-import hashlib
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,8 @@ from latent_moe.vllm_plugin.register import TAIL_VARIABLE
 
 DEFAULT_PORT = 8000  # vLLM's own
 RECIPES = Path(__file__).parent / "recipes"
+# Fields that no result depends on: they may change before a bench is resumed.
+_UNMEASURED = re.compile(r"pairs|name|title|notes|.*_timeout_s|.*\.timeout_s|.*\.note")
 
 # Above a million, counts and lengths are slips: a list of so many would be made.
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -145,10 +147,10 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise InputError(f"pairs {pairs}: {error}") from error
         return msgspec.structs.replace(self, pairs=pairs)
 
-    def fingerprint(self) -> str:
-        """Two recipes that measure the same thing have the same; the number of pairs may grow."""
-        same = msgspec.structs.replace(self, pairs=0)
-        return hashlib.sha256(msgspec.json.encode(same, order="deterministic")).hexdigest()[:16]
+    def settings(self) -> dict[str, Any]:
+        """What the results depend on, by field ("client.isl"): not the number of pairs, texts for people and time limits."""
+        flat = dict(_flat("", msgspec.to_builtins(self)))
+        return {name: value for name, value in flat.items() if not _UNMEASURED.fullmatch(name)}
 
     def check(self) -> None:
         """Raise InputError for the first thing that the types cannot say: which parts go together."""
@@ -212,6 +214,15 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise InputError(f"{place} args hold a NUL character")
         if getattr(spec, "interpreter", None) == "":
             raise InputError(f"{place} interpreter is empty")
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of nested tables, by their dotted names."""
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, below)
+    else:
+        yield name, value
 
 
 def number_after(words: Sequence[str], option: str) -> int | None:

@@ -48,17 +48,18 @@ def run_record(ours: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, 
 
 def save(path: Path, record: Any, secrets: Sequence[str]) -> None:
     """Write a record whole, with every secret value hidden."""
-    write_json(path, _hidden(record, secrets))
+    write_json(path, hidden(record, secrets))
 
 
-def _hidden(value: Any, secrets: Sequence[str]) -> Any:
+def hidden(value: Any, secrets: Sequence[str]) -> Any:
+    """The same JSON value with every secret hidden, and null for the numbers that JSON lacks."""
     if isinstance(value, str):
         return hide(value, secrets)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None  # JSON has no NaN
+        return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _hidden(item, secrets) for key, item in value.items()}
-    return [_hidden(item, secrets) for item in value] if isinstance(value, list) else value
+        return {key: hidden(item, secrets) for key, item in value.items()}
+    return [hidden(item, secrets) for item in value] if isinstance(value, list) else value
 
 
 def scrub(folder: Path, secrets: Sequence[str]) -> None:
@@ -83,7 +84,7 @@ def write_manifest(plan: Plan, versions: Mapping[str, str]) -> None:
         parameters=dict(plan.parameters),
         notes=plan.notes,
     )
-    recordings.write_manifest(plan.out, recordings.Manifest(**_hidden(asdict(manifest), plan.secrets)))
+    recordings.write_manifest(plan.out, recordings.Manifest(**hidden(asdict(manifest), plan.secrets)))
 
 
 def _software_so_far(out: Path) -> dict[str, str]:

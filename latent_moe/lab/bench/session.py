@@ -171,8 +171,23 @@ class ServerSession:
         run_files.save(run.run_file, record, self.plan.secrets)
 
     def _learn(self, server: Server) -> None:
-        """Version and what the log says about the up-projection."""
-        version = version_in(server.get("/version")) or self.facts.vllm_version
+        """Version and what the log says about the up-projection.
+
+        Raises ServerError where the version is another than the arm's earlier runs have, or than this session had.
+        """
+        version, before = version_in(server.get("/version")), self.facts.vllm_version
+        if version and before and version != before:
+            raise ServerError(
+                f"/version of {self.entry.arm} said {before}, now {version}: another server shares port {self.entry.port}",
+                server.process.tail(),
+            )
+        if version and self.entry.known_versions - {version}:
+            others = ", ".join(sorted(self.entry.known_versions))
+            raise ServerError(
+                f"{self.entry.arm} runs {version}, its runs in {self.plan.out} are of {others}: measure in another folder",
+                server.process.tail(),
+            )
+        version = version or before
         self.facts = replace(
             self.facts, vllm_version=version, gemm=gemm_line(server.process.log) or self.facts.gemm
         )
