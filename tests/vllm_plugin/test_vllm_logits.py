@@ -112,7 +112,9 @@ def served(folder, tp: int, log, tail: str = "column_parallel", more=("--enforce
     if "--enforce-eager" in more:
         env["TORCHDYNAMO_DISABLE"] = "1"  # a C++ compiler stumbles over a space in the checkout's path
     env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(i) for i in range(tp))}
-    with Server(f"tp{tp}", SupervisedProcess(command, env | added, log), port) as server:
+    with Server(
+        f"tp{tp}", SupervisedProcess(command, env | added, log), f"http://127.0.0.1:{port}"
+    ) as server:
         server.wait_healthy(280)
         yield server.url
 

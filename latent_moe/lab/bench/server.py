@@ -6,19 +6,25 @@ machine. Nothing of the server itself exists before GO: no port, no engine, no d
 """
 
 import fcntl
+import http.client
+import json
 import os
+import re
 import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.bench import supervisor
@@ -31,6 +37,11 @@ _HTTP_S = 5.0
 _DYING_S = 5.0
 _ENDING_POLL_S = 0.02
 _STANDBY_POLL_S = 0.05
+_WATCH_S = 5.0
+# Every process of a command carries it, wherever it went.
+_MARK = "LATENT_MOE_PROCESS_OF"
+# ValueError: text; torch.OutOfMemoryError: text.
+_ERROR = re.compile(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)\b: \S.*")
 _ENDINGS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -113,7 +124,8 @@ def _uninterrupted() -> Iterator[None]:
 class SupervisedProcess:
     """A command behind a supervisor: its output in `log`, secrets hidden, ended with everything it started.
 
-    What does not end within `grace_s` of being asked to is killed.
+    What does not end within `grace_s` of being asked to is killed; `cleanup` is a command that ends what is no process of
+    this one's (a container).
     """
 
     def __init__(
@@ -124,13 +136,15 @@ class SupervisedProcess:
         secrets: Sequence[str] = (),
         cwd: Path | None = None,
         grace_s: float = supervisor.GRACE_S,
+        cleanup: Sequence[str] = (),
     ):
-        self.log = log
-        self.grace_s = grace_s
+        self.log, self.grace_s, self.cleanup = log, grace_s, list(cleanup)
+        self._mark = uuid.uuid4().hex
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(hide(" ".join(command), secrets) + "\n", encoding="utf-8")
-        environment = {**os.environ, **env, supervisor.GRACE_VARIABLE: str(grace_s)}
+        environment = {**os.environ, **env, supervisor.GRACE_VARIABLE: str(grace_s), _MARK: self._mark}
         environment[supervisor.SECRETS_VARIABLE] = supervisor.SEPARATOR.join(secrets)
+        environment[supervisor.CLEANUP_VARIABLE] = json.dumps(self.cleanup)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-S", "-E", supervisor.__file__, str(log.resolve()), "--", *command],
             stdin=subprocess.PIPE,
@@ -169,74 +183,163 @@ class SupervisedProcess:
         if not self._ends_within(self.grace_s + 15.0):
             self._process.kill()
             self._ends_within(15.0)
+        if (self.exit_code or 0) < 0:
+            # The supervisor was killed: what it leaves has other parents now, and is known by the mark alone.
+            self._kill_marked()
+            supervisor.clean_up(self.cleanup)
+
+    def _kill_marked(self) -> None:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
+
+    def tree(self) -> list[psutil.Process]:
+        """The processes that it has now, the supervisor left out."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of the log."""
+        return "\n".join(line.rstrip()[:400] for line in self.text().splitlines()[-lines:])
+
+    def text(self) -> str:
+        """The whole log, "" where it cannot be read."""
         try:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
+            return self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        return "\n".join(line.rstrip()[:400] for line in text.splitlines()[-lines:])
 
 
 class Server:
-    """A vLLM server that answers on http://127.0.0.1:port while the context is open."""
+    """A server that answers on `url` while the context is open; `process` None: it runs already and is left running."""
 
-    def __init__(self, name: str, process: SupervisedProcess, port: int):
-        self.name = name
-        self.process = process
-        self.port = port
-
-    @property
-    def url(self) -> str:
-        """http://127.0.0.1:port"""
-        return f"http://127.0.0.1:{self.port}"
+    def __init__(self, name: str, process: SupervisedProcess | None, url: str):
+        self.name, self.process, self.url = name, process, url
+        self.fault: str | None = None
+        self._closed = threading.Event()
 
     def __enter__(self) -> "Server":
+        if self.process:
+            threading.Thread(target=self._watch, daemon=True).start()
         return self
 
-    def __exit__(self, *_) -> None:
-        self.process.stop()
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self.process:
+            self.process.stop()
 
-    def wait_healthy(self, timeout_s: float, waiting: Callable[[float], None] = lambda _: None) -> float:
+    def _watch(self) -> None:
+        """End the server when one of its processes is stopped for two looks in a row: it would answer nobody, and vLLM
+        waits five minutes before it says so."""
+        before: set[int] = set()
+        while self.process and not self._closed.wait(_WATCH_S):
+            stopped = {each.pid: each for each in self.process.tree() if _is_stopped(each)}
+            if both := before & set(stopped):
+                process = stopped[min(both)]
+                with suppress(psutil.Error):
+                    self.fault = (
+                        f"its process {process.pid} ({process.name()}) hangs: it is stopped (SIGSTOP)"
+                    )
+                    self.process.stop()
+                    return
+            before = set(stopped)
+
+    def error(self, what: str) -> ServerError:
+        """ServerError for `what`, with the log's first error and where the log lies."""
+        if self.process is None:
+            return ServerError(f"server {self.name} {what}", "")
+        first = first_error(self.process.text())
+        cause = f": {first}" if first else ""
+        return ServerError(f"server {self.name} {what}{cause} ({self.process.log})", self.tail())
+
+    def tail(self) -> str:
+        """The last lines of its log, "" where there is none."""
+        return self.process.tail() if self.process else ""
+
+    def wait_healthy(self, timeout_s: float) -> float:
         """Wait until /health answers; returns the seconds it took.
 
         Raises ServerError when the server exits first or `timeout_s` passes.
         """
         start = time.monotonic()
-        while (elapsed := time.monotonic() - start) < timeout_s:
+        while time.monotonic() - start < timeout_s:
             self.check_alive("before it was ready")
             if self.get("/health") is not None:
                 return time.monotonic() - start
-            waiting(elapsed)
             time.sleep(_POLL_S)
-        raise ServerError(f"server {self.name} was not ready within {timeout_s:g} s", self.process.tail())
+        raise self.error(f"was not ready within {timeout_s:g} s")
 
     def check_alive(self, when: str) -> None:
-        """Raise ServerError when the server has exited."""
-        code = self.process.exit_code
+        """Raise ServerError when the server has exited or hangs."""
+        if self.fault:
+            raise self.error(f"was ended {when}: {self.fault}")
+        code = self.process.exit_code if self.process else None
         if code is not None:
-            raise ServerError(f"server {self.name} died {when} (exit code {code})", self.process.tail())
+            raise self.error(f"died {when} (exit code {code})")
 
     def check_dying(self, when: str) -> None:
         """Raise ServerError when the server has exited, or no longer answers and exits within its time to end.
 
         A server that dies closes its connections long before all its processes are gone: a client fails that much earlier.
         """
-        until = time.monotonic() + self.process.grace_s + _DYING_S
+        until = time.monotonic() + (self.process.grace_s if self.process else 0) + _DYING_S
         while time.monotonic() < until:
             self.check_alive(when)
             if self.get("/health") is not None:
                 return
             time.sleep(_POLL_S)
+        if self.process is None:
+            raise self.error(f"at {self.url} answers no more {when}")
+
+    def check_port(self, port: int) -> None:
+        """Raise ServerError where another process listens on the server's port too: vLLM's socket lets others share it
+        (SO_REUSEPORT), and the kernel then hands either of them requests."""
+        ours = {each.pid for each in self.process.tree()} if self.process else set()
+        for pid, name in listeners(port):
+            if ours and pid not in ours:
+                raise self.error(f"shares port {port} with process {pid} ({name})")
 
     def get(self, path: str) -> str | None:
         """The body of GET path, None when there is no good answer."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=_HTTP_S) as answer:
                 return answer.read().decode("utf-8", "replace")
-        except (OSError, urllib.error.URLError):
+        except (OSError, ValueError, http.client.HTTPException):
             return None
+
+
+def listeners(port: int) -> list[tuple[int, str]]:
+    """(process id, name) of those that listen on a TCP port, as far as this user may see them."""
+    try:
+        sockets = psutil.net_connections("tcp")
+    except psutil.Error:
+        return []
+    pids = {each.pid for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
+    names = {}
+    for pid in pids - {None}:
+        with suppress(psutil.Error):
+            names[pid] = psutil.Process(pid).name()
+    return sorted(names.items())
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() == psutil.STATUS_STOPPED
+    return False
+
+
+def first_error(log: str) -> str | None:
+    """What failed first: the first line of a server's log that names an exception, without what a logger put before it.
+
+    vLLM's last lines only say that the root cause stands above.
+    """
+    for line in log.splitlines()[1:]:
+        if (match := _ERROR.search(line)) and "root cause" not in line:
+            return match[0].strip()[:300]
+    return None
 
 
 def standby(go: str, arguments: list[str]) -> None:

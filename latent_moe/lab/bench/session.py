@@ -128,7 +128,7 @@ class ServerSession:
         process = SupervisedProcess(
             command.all_words, command.env, log, self.plan.secrets, entry.cwd, entry.grace_s
         )
-        self.server = Server(entry.arm, process, entry.port)
+        self.server = Server(entry.arm, process, f"http://127.0.0.1:{entry.port}")
 
     @contextmanager
     def _scrubbed(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class ServerSession:
 
     def stop(self) -> None:
         """End the server if it was started, however far it came."""
-        if self.server is not None:
+        if self.server is not None and self.server.process is not None:
             self.server.process.stop()
 
     def _client(self) -> Client:
@@ -173,39 +173,43 @@ class ServerSession:
     def _learn(self, server: Server) -> None:
         """Version and what the log says about the up-projection.
 
-        Raises ServerError where the version is another than the arm's earlier runs have, or than this session had.
+        Raises ServerError where the version is another than the arm's earlier runs have, or than this session had: then
+        another server answers too.
         """
-        version, before = version_in(server.get("/version")), self.facts.vllm_version
+        entry, version, before = self.entry, version_in(server.get("/version")), self.facts.vllm_version
         if version and before and version != before:
-            raise ServerError(
-                f"/version of {self.entry.arm} said {before}, now {version}: another server shares port {self.entry.port}",
-                server.process.tail(),
+            raise server.error(
+                f"said version {before}, now {version}: another server shares port {entry.port}"
             )
-        if version and self.entry.known_versions - {version}:
-            others = ", ".join(sorted(self.entry.known_versions))
-            raise ServerError(
-                f"{self.entry.arm} runs {version}, its runs in {self.plan.out} are of {others}: measure in another folder",
-                server.process.tail(),
+        if version and entry.known_versions - {version}:
+            others = ", ".join(sorted(entry.known_versions))
+            raise server.error(
+                f"is version {version}, its runs in {self.plan.out} are of {others}: measure in another folder"
             )
-        version = version or before
+        server.check_port(entry.port)
         self.facts = replace(
-            self.facts, vllm_version=version, gemm=gemm_line(server.process.log) or self.facts.gemm
+            self.facts, vllm_version=version or before, gemm=self._gemm(server) or self.facts.gemm
         )
+
+    def _gemm(self, server: Server) -> str | None:
+        return gemm_line(server.process.log) if server.process else None
 
     def _check_tail(self, server: Server) -> None:
         """Arms that differ by LATENT_MOE_TAIL alone are the same arm where nothing in the server reads it."""
-        entry, logged = self.entry, gemm_line(server.process.log) or ""
+        entry, logged = self.entry, self._gemm(server) or ""
         refused = " refused, " in logged
-        if entry.tail is None or (logged.startswith("tail ") and not refused):
-            return
-        if refused and entry.may_refuse:
+        if (
+            entry.tail is None
+            or (logged.startswith("tail ") and not refused)
+            or (refused and entry.may_refuse)
+        ):
             return
         if refused:
-            raise ServerError(f"server {entry.arm}: {logged}", server.process.tail())
+            raise ServerError(f"server {entry.arm}: {logged}", server.tail())
         raise ServerError(
             f"server {entry.arm} says nothing about LATENT_MOE_TAIL={entry.tail}: its vLLM does not run this package's "
             "runner (latent_moe must be installed beside it, the model be one it knows, and the log level let INFO pass)",
-            server.process.tail(),
+            server.tail(),
         )
 
     def _answers(self, server: Server) -> None:
@@ -268,7 +272,7 @@ def _refuse_failures(result: dict, arm: str, concurrency: int, server: Server) -
         raise ServerError(
             f"server {arm} failed {result['failed']} of {result.get('num_prompts')} warm-up requests at "
             f"concurrency {concurrency}",
-            server.process.tail(),
+            server.tail(),
         )
 
 

@@ -3,7 +3,8 @@
 It runs as its own program (`python supervisor.py LOG -- COMMAND...`), standard library only. The server is ended when the
 supervisor is told to (SIGTERM, SIGINT, SIGHUP), when its standard input closes (the parent is gone, however it went), and
 when the server's first process exits. As a subreaper the supervisor inherits every orphan of the server, so processes that
-left the server's group are found and ended too. The exit code is the server's own.
+left the server's group are found and ended too. Where the supervisor itself is killed, the kernel ends the server's first
+process with it. The exit code is the server's own.
 
 It reads /proc itself: psutil would need site-packages, whose .pth files may run anything before the first line here, and
 would take 60 ms more to start; one look over 80 processes takes a millisecond either way.
@@ -11,6 +12,7 @@ would take 60 ms more to start; one look over 80 processes takes a millisecond e
 
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -22,8 +24,12 @@ from pathlib import Path
 SECRETS_VARIABLE = "LATENT_MOE_SUPERVISOR_SECRETS"
 SEPARATOR = "\x1f"
 GRACE_VARIABLE = "LATENT_MOE_SUPERVISOR_GRACE_S"
+CLEANUP_VARIABLE = "LATENT_MOE_SUPERVISOR_CLEANUP"
 GRACE_S = 20.0
-_PR_SET_CHILD_SUBREAPER = 36
+_CLEANUP_S = 60.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# Loaded before any fork: nothing is looked up in the child.
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -35,6 +41,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: told.set())
     secrets = [s for s in os.environ.pop(SECRETS_VARIABLE, "").split(SEPARATOR) if s]
     grace_s = float(os.environ.pop(GRACE_VARIABLE, GRACE_S))
+    cleanup = json.loads(os.environ.pop(CLEANUP_VARIABLE, "[]"))
     try:
         child = start(command)
     except OSError as error:
@@ -47,6 +54,7 @@ def main(arguments: list[str]) -> int:
             pass
     finally:
         code = end(child, grace_s)
+        clean_up(cleanup)
         copier.join(2.0)
     return code
 
@@ -59,7 +67,25 @@ def start(command: list[str]) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
     )
+
+
+def die_with_parent() -> None:
+    """In the server's first process, before it is the server: SIGKILL once the supervisor is gone (Linux)."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl(2) for this process."""
+    _LIBC.prctl(option, value, 0, 0, 0)
+
+
+def clean_up(command: list[str]) -> None:
+    """Run what ends the server beyond its processes (a container), whether it is still there or not."""
+    if command:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_CLEANUP_S)
 
 
 def cannot_start(log: str, program: str, error: OSError) -> int:
@@ -72,7 +98,7 @@ def cannot_start(log: str, program: str, error: OSError) -> int:
 def become_subreaper() -> None:
     """Orphaned descendants become this process's children (Linux; elsewhere the process group has to do)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def wait_for_parent(told: threading.Event) -> None:

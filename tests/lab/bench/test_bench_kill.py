@@ -95,7 +95,7 @@ def test_a_server_that_dies_is_reported_with_its_last_lines(tmp_path):
     script = "print('loading'); print('no such device: cuda:7'); raise SystemExit(3)"
     process = SupervisedProcess([sys.executable, "-c", script], {}, tmp_path / "server.log")
     with (
-        Server("candidate", process, free_ports(1)[0]) as server,
+        Server("candidate", process, f"http://127.0.0.1:{free_ports(1)[0]}") as server,
         pytest.raises(ServerError, match="exit code 3") as caught,
     ):
         server.wait_healthy(30)
@@ -107,7 +107,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path):
         [sys.executable, "-c", "import time; time.sleep(600)"], {}, tmp_path / "server.log"
     )
     with (
-        Server("candidate", process, free_ports(1)[0]) as server,
+        Server("candidate", process, f"http://127.0.0.1:{free_ports(1)[0]}") as server,
         pytest.raises(ServerError, match="not ready within 1 s"),
     ):
         server.wait_healthy(1)
