@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -32,6 +33,7 @@ _GEMM = (
 _K3_SHARDED = "up-projecting only this rank's hidden shard"
 _CACHE_HITS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_hits(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 _REQUEST_S = 600.0
+_FULL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ class ServerSession:
         """Whatever the client and lm_eval wrote is without secrets once they are gone, however that went."""
         try:
             yield
+        except LatentMoEError as error:
+            if shutil.disk_usage(self.plan.out).free < _FULL_BYTES:
+                error.args = (f"{error}; no space left under {self.plan.out}",)
+            raise
         finally:
             run_files.scrub(self.entry.folder, self.plan.secrets)
             if self.entry.accuracy:

@@ -34,6 +34,8 @@ async def main_async(args):
 
 
 def fail(target):
+    if FAULT == "slow":
+        time.sleep(60)
     if FAULT == "exit":
         print("aiohttp.ClientConnectorError: cannot reach the server", flush=True)
         raise SystemExit(5)

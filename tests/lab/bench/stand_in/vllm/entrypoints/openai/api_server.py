@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,11 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        bodies = {"/health": "", "/version": json.dumps({"version": "0.32.0"}), "/metrics": ""}
+        bodies = {
+            "/health": "",
+            "/version": json.dumps({"version": os.environ.get("STAND_IN_VERSION", "0.32.0")}),
+            "/metrics": "",
+        }
         self.answer(200 if self.path in bodies else 404, bodies.get(self.path, ""))
 
     def do_POST(self):
@@ -59,6 +64,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Sharing(ThreadingHTTPServer):
+    """vLLM's socket lets other servers listen on its port too."""
+
+    def server_bind(self):
+        if os.environ.get("STAND_IN_SHARES_PORT"):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+
 def main(arguments):
     received(arguments)
     print("arguments:", *arguments)
@@ -71,6 +85,10 @@ def main(arguments):
         )
     elif FAULT != "no plugin":
         print("latent_moe: tail", os.environ.get("LATENT_MOE_TAIL"), "ran the up-projection GEMM M=T N=8 K=4")
+    if FAULT == "root cause above":
+        print("ERROR [core.py:1] torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 GiB")
+        print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+        raise SystemExit(1)
     if FAULT == "loading":
         print("loading weights")
         print("ValueError: no such file: model-00001.safetensors", flush=True)
@@ -78,7 +96,7 @@ def main(arguments):
     # A worker that leaves the server's session, as careless code does.
     subprocess.Popen([sys.executable, "-c", WORKER])
     port = int(arguments[arguments.index("--port") + 1]) if "--port" in arguments else 8000
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server = Sharing(("127.0.0.1", port), Handler)
     server.daemon_threads = True
 
     leaving = []
