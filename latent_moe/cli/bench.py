@@ -50,10 +50,10 @@ def run(args: Namespace) -> int:
 def _show(args: Namespace, recipe) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.lab.bench.bench import default_folder
-    from latent_moe.lab.bench.plan import resolve
+    from latent_moe.lab.bench.resolve import resolve
 
     plan = resolve(recipe, args.out or default_folder(recipe.name))
-    plan = plan.remaining() if args.resume else plan
+    plan = (plan.remaining() if args.resume else plan).with_discarded()
     emit(args, plan.as_json(), plan.text())
     return 0
 

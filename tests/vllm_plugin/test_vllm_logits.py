@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional
 
 from latent_moe.config import LatentMoEConfig
+from latent_moe.lab.bench.machine import free_ports
 from latent_moe.lab.bench.model_dir import write_tokenizer
-from latent_moe.lab.bench.server import Server, SupervisedProcess, free_ports
+from latent_moe.lab.bench.server import Server, SupervisedProcess
 from latent_moe.lab.bench.session import gemm_line
 from latent_moe.layer import LatentMoELM, save_random_model
 from latent_moe.parallel import launch

@@ -8,19 +8,22 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import zip_longest
 from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.files import write_json
-from latent_moe.lab.bench import run_files
+from latent_moe.lab.bench import machine, run_files
+from latent_moe.lab.bench.machine import reserved_ports
 from latent_moe.lab.bench.model_dir import write_model
-from latent_moe.lab.bench.plan import Plan, SessionEntry, resolve
+from latent_moe.lab.bench.plan import Plan, SessionEntry
 from latent_moe.lab.bench.recipe import Recipe, load_recipe
-from latent_moe.lab.bench.server import reserved_ports
+from latent_moe.lab.bench.resolve import resolve
+from latent_moe.lab.bench.server import ServerError
 from latent_moe.lab.bench.session import Meter, Notify, ServerSession, lines
 
 _STATE, _LOCK = "recipe.json", "bench.lock"
+# How long the last server may take to give its device memory back.
+_FREE_S = 120.0
 
 
 def run(
@@ -55,7 +58,7 @@ def execute(plan: Plan, resume: bool, notify: Notify) -> None:
         _prepare(plan)
         todo = plan.remaining()
         todo.set_aside()
-        _run_sessions(plan, todo, notify)
+        _run_sessions(plan, todo.with_discarded(), notify)
 
 
 def default_folder(name: str) -> Path:
@@ -72,8 +75,8 @@ def check_programs(plan: Plan) -> None:
         if entry.accuracy:
             wanted["the accuracy step"] = entry.accuracy.command
         for purpose, command in wanted.items():
-            program = command.expanded(os.environ).words[0]
-            if shutil.which(program) is None:
+            program = command.expanded(os.environ).words[0] if command else None
+            if program and shutil.which(program) is None:
                 raise InputError(f"{program}, which {purpose} needs, is not on the PATH (or not executable)")
 
 
@@ -151,18 +154,44 @@ def _run_sessions(plan: Plan, todo: Plan, notify: Notify) -> None:
     meter = meter_of(todo, notify)
     if not todo.sessions:
         meter.say(f"everything in {plan.out} is measured already")
+    devices = machine.device_states()
+    for line in machine.in_use(devices):
+        meter.say(line)
     versions: dict[str, str] = {}
+    failed: dict[str, ServerError] = {}
     sessions = [ServerSession(todo, entry, new_identity(entry), meter) for entry in todo.sessions]
     try:
-        for session, following in zip_longest(sessions, sessions[1:]):
+        for index, session in enumerate(sessions):
+            entry = session.entry
+            if entry.arm in failed:
+                meter.drop("start", 1)
+                meter.drop("run", len(entry.measured))
+                continue
+            machine.wait_until_free(devices, _FREE_S)
+            following = next((each for each in sessions[index + 1 :] if each.entry.arm not in failed), None)
             ahead = following if following and following.entry.go else None
-            session.run(when_up=ahead.prepare if ahead else lambda: None)
-            versions[f"vllm ({session.entry.arm})"] = session.facts.vllm_version or "unknown"
-            run_files.write_manifest(plan, versions)
-            recommend(plan, session.entry, meter.say)
+            try:
+                session.run(when_up=ahead.prepare if ahead else lambda: None)
+            except ServerError as error:
+                if session.is_up or not _others_remain(plan, {*failed, entry.arm}):
+                    raise
+                failed[entry.arm] = error
+                meter.say(f"{entry.arm} is left out: {error}")
+                continue
+            versions[f"{entry.engine} ({entry.arm})"] = session.facts.vllm_version or "unknown"
+            if not entry.discarded:
+                run_files.write_manifest(plan, versions)
+                recommend(plan, entry, meter.say)
     finally:
         for session in sessions:
             session.stop()
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def _others_remain(plan: Plan, failed: set[str]) -> bool:
+    """Whether a comparison is left without these arms."""
+    return plan.baseline not in failed and bool({*plan.candidates} - failed)
 
 
 def meter_of(plan: Plan, notify: Notify) -> Meter:

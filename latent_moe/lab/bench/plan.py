@@ -1,34 +1,26 @@
 """The resolved plan of a benchmark: every command, environment, path, port, seed and the order of server sessions.
 
-`resolve` makes it from a recipe and a machine; `--dry-run` prints it, and the sessions execute its entries: nothing is
+resolve.py makes it from a recipe and a machine; `--dry-run` prints it, and the sessions execute its entries: nothing is
 decided after it. What the machine's environment holds for ${NAME} is looked up when a command starts.
 """
 
 import json
-import os
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from latent_moe.errors import InputError
-from latent_moe.lab.bench.commands import ArmCommands, Command, interpreter, on_standby
-from latent_moe.lab.bench.recipe import ParitySpec, Recipe, number_after
-from latent_moe.lab.bench.server import free_ports
+from latent_moe.lab.bench.commands import Command, on_standby
 from latent_moe.lab.bench.supervisor import GRACE_S
-from latent_moe.lab.secrets import secret_values
-from latent_moe.platform import describe
 
-SCHEMA = 1
 # What is known before the first server start or run has been measured (seconds).
 FIRST_GUESS_S = {"start": 60.0, "run": 30.0}
-_LOWEST_TOKEN_ID = 16
 
 
 @dataclass(frozen=True)
 class ClientRun:
-    """One run of the client. `run_file` is where `bench` saves its result with `record` beside it; None: a warm-up."""
+    """One run of the client. `run_file` is where `bench` saves its result with `record` beside it; None: a warm-up, or a
+    run that is thrown away."""
 
     name: str
     concurrency: int
@@ -64,7 +56,8 @@ class AccuracyRun:
 class SessionEntry:
     """One server session: the server's start, the client's runs in order, what is asked besides, the end.
 
-    `order` is its place in the plan, `tail` the LATENT_MOE_TAIL that its log must confirm unless it `may_refuse`; `go` the
+    `server` is None where the server at `url` runs already; `cleanup` ends a container. Pair 0 is the start that is thrown
+    away. `order` is its place in the plan, `tail` the LATENT_MOE_TAIL that its log must confirm unless it `may_refuse`; `go` the
     file that a server on standby waits for, `known_versions` what the arm's earlier runs were measured with; `problem` why
     the entry cannot run on this machine.
     """
@@ -74,7 +67,8 @@ class SessionEntry:
     order: int
     model: str
     port: int
-    server: Command
+    url: str
+    server: Command | None
     folder: Path
     cwd: Path
     startup_timeout_s: float
@@ -87,6 +81,9 @@ class SessionEntry:
     accuracy: AccuracyRun | None = None
     go: Path | None = None
     grace_s: float = GRACE_S
+    cleanup: Sequence[str] = ()
+    ranks: int | None = None
+    engine: str = "vllm"
     known_versions: frozenset[str] = frozenset()
     note: str = ""
     problem: str | None = None
@@ -103,9 +100,14 @@ class SessionEntry:
         return files + ([self.accuracy.marker] if self.accuracy else [])
 
     @property
-    def process(self) -> Command:
-        """The server's command as it is started."""
-        if self.go is None:
+    def discarded(self) -> bool:
+        """Whether the whole session is thrown away."""
+        return self.pair == 0
+
+    @property
+    def process(self) -> Command | None:
+        """The server's command as it is started, None where nothing is."""
+        if self.go is None or self.server is None:
             return self.server
         return Command(on_standby(self.server.all_words, self.go), self.server.env)
 
@@ -113,9 +115,9 @@ class SessionEntry:
         """What it starts, in order: kind, arm, pair, the command as a person types it, what `bench` adds."""
         ahead = "imports before its turn" if self.go else ""
         notes = "; ".join(filter(None, [self.problem or self.note, ahead]))
-        entries = [self._shown("server", self.server, note=notes)]
+        entries = [self._shown("server", self.server, note=notes)] if self.server else []
         for run in self.runs:
-            kind = "client" if run.run_file else "warmup"
+            kind = "client" if run.run_file else "discarded" if self.discarded else "warmup"
             entries.append(self._shown(kind, run.command, concurrency=run.concurrency))
         if self.accuracy:
             entries.append(self._shown("accuracy", self.accuracy.command, note=self.accuracy.note))
@@ -142,16 +144,12 @@ class Plan:
     parameters: Mapping[str, Any]
     model_config: Mapping[str, Any] | None
     secrets: Sequence[str]
+    discards: Mapping[str, SessionEntry] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """The command line that measures it."""
         return f"latent-moe bench {self.name}"
-
-    @property
-    def standby(self) -> bool:
-        """Whether the next server's process starts while the one before is measured."""
-        return any(session.go for session in self.sessions)
 
     def pair_is_whole(self, pair: int) -> bool:
         """Whether every run of a pair is there."""
@@ -187,6 +185,13 @@ class Plan:
                 left.append(replace(todo, runs=()))
         return replace(self, sessions=left)
 
+    def with_discarded(self) -> "Plan":
+        """The plan behind the start that is thrown away: of the arm that measures first, where `discards` has it."""
+        first = next((session for session in self.sessions if session.measured), None)
+        if first is None or first.arm not in self.discards:
+            return self
+        return replace(self, sessions=[self.discards[first.arm], *self.sessions])
+
     def set_aside(self) -> list[Path]:
         """Move what is there of the runs that this plan measures out of runs/ into incomplete/; returns what was moved."""
         files = [run.run_file for session in self.sessions for run in session.measured]
@@ -201,7 +206,13 @@ class Plan:
         """The plan for programs; `commands` are in the order in which they start."""
         sessions: list[dict[str, Any]] = [
             {
-                **{"arm": each.arm, "pair": each.pair, "order": each.order, "port": each.port},
+                **{
+                    "arm": each.arm,
+                    "pair": each.pair,
+                    "order": each.order,
+                    "port": each.port,
+                    "url": each.url,
+                },
                 **{"folder": str(each.folder), "seeds": [run.seed for run in each.runs]},
                 "answers": str(each.answers.file) if each.answers else None,
                 "commands": each.commands(),
@@ -214,12 +225,15 @@ class Plan:
 
     def text(self) -> str:
         """The plan for people: the order of sessions first, then each session's commands below a comment."""
-        order = " ".join(session.arm for session in self.sessions)
+        order = " ".join(session.arm for session in self.sessions if not session.discarded)
         lines = [f"# {self.title}", f"# sessions in order: {order}"]
+        lines += [f"# thrown away before them: {each.arm}" for each in self.sessions if each.discarded]
         lines += [f"# {self.notes}"] if self.notes else []
         lines += [f"# {estimate_text(self)}", f"# results: {self.out}"]
         for session in self.sessions:
-            head = f"# session {session.order}, pair {session.pair}: {session.arm} on port {session.port}"
+            which = "thrown away" if session.discarded else f"{session.order}, pair {session.pair}"
+            where = f"port {session.port}" if session.server else session.url
+            head = f"# session {which}: {session.arm} on {where}"
             lines += ["", f"{head}, in {session.folder}"]
             lines += [line for command in session.commands() for line in _lines(command)]
             if session.answers:
@@ -257,236 +271,3 @@ def _move(path: Path, folder: Path) -> Path:
     target = folder / f"{path.stem}.{number}.json"
     path.replace(target)
     return target
-
-
-def arm_order(arms: list[str], index: int) -> list[str]:
-    """The arms of the pair (of more than two arms: the round) number `index`, from 0: A B, B A, A B ...
-
-    Rotations, so that a drift of the machine falls on all arms alike: in as many rounds as there are arms each arm stands
-    once in every place. With more than two arms the next rotations are reversed, so that each arm also stands as often
-    before as after each other one.
-    """
-    turns, turned = divmod(index, len(arms))
-    rotated = [*arms[turned:], *arms[:turned]]
-    return rotated[::-1] if len(arms) > 2 and turns % 2 else rotated
-
-
-def resolve(
-    recipe: Recipe,
-    out: str | Path,
-    environment: Mapping[str, str] = os.environ,
-    ports: Sequence[int] | None = None,
-    device: str | None = None,
-) -> Plan:
-    """The whole plan of a recipe on this machine, whatever is measured already.
-
-    `ports` are those that the servers take turns on (default: free ones); `environment` is where an arm's interpreter
-    and the secrets are looked up; `device` replaces the machine's own name.
-    """
-    count = 2 if recipe.server.standby else 1
-    ports = [recipe.server.port] if recipe.server.port else list(ports or free_ports(count))[:count]
-    device = device or recipe.device or device_name(tp_size(recipe.server.args))
-    resolver = _Resolver(recipe, Path(out), environment, ports, device)
-    slots = [
-        (pair, arm) for pair in range(1, recipe.pairs + 1) for arm in arm_order(list(recipe.arms), pair - 1)
-    ]
-    return Plan(
-        name=recipe.name,
-        title=recipe.title,
-        notes=recipe.notes,
-        out=resolver.out,
-        sessions=[resolver.session(arm, pair, order) for order, (pair, arm) in enumerate(slots)],
-        device=device,
-        settings=recipe.settings(),
-        baseline=recipe.role_of("baseline") if recipe.with_role("baseline") else "",
-        candidates=recipe.with_role("candidate"),
-        parameters=resolver.parameters(),
-        model_config=recipe.config(),
-        secrets=resolver.secrets(),
-    )
-
-
-@dataclass(frozen=True)
-class _Resolver:
-    """Resolves the parts of one recipe."""
-
-    recipe: Recipe
-    out: Path
-    environment: Mapping[str, str]
-    ports: Sequence[int]
-    device: str
-
-    def session(self, arm: str, pair: int, order: int) -> SessionEntry:
-        """The session of one arm in one pair."""
-        recipe, side = self.recipe, self.recipe.arms[arm]
-        python, problem = self._interpreter(arm)
-        build = ArmCommands(recipe, arm, python)
-        port = self.ports[order % len(self.ports)]
-        stem = f"{order:02d}_{arm}"
-        attempt = 1 + sum(1 for _ in (self.out / "logs").glob(f"{stem}_*"))
-        folder = self.out / "logs" / f"{stem}_{attempt}"
-        last = pair == recipe.pairs
-        return SessionEntry(
-            arm=arm,
-            pair=pair,
-            order=order,
-            model=build.model,
-            port=port,
-            server=build.server(port),
-            folder=folder,
-            cwd=self.out,
-            startup_timeout_s=recipe.server.startup_timeout_s,
-            run_timeout_s=recipe.client.timeout_s,
-            tail=recipe.tail_of(arm),
-            # One rank has nothing to shard: its refusal is meant where a recipe asks for it.
-            may_refuse=tp_size(recipe.server_words(arm)) == 1,
-            shared_client=recipe.server.launcher == "module",
-            runs=list(self._runs(build, pair, order, port, folder.absolute())),
-            answers=self._answers(arm, build.model, recipe.parity) if last and recipe.parity else None,
-            accuracy=self._accuracy(build, port) if last and recipe.accuracy else None,
-            go=(folder / "server.go").absolute() if recipe.server.standby else None,
-            note=side.note,
-            problem=problem,
-        )
-
-    def _interpreter(self, arm: str) -> tuple[str | None, str | None]:
-        """The arm's python, or the reason why it cannot be had here: a plan shows the command all the same."""
-        try:
-            return interpreter(self.recipe.arms[arm], self.environment), None
-        except InputError as error:
-            return None, str(error)
-
-    def _runs(
-        self, build: ArmCommands, pair: int, order: int, port: int, folder: Path
-    ) -> Iterator[ClientRun]:
-        """The client's runs of a session; the prompts are equal for all arms of a pair, different elsewhere."""
-        client = self.recipe.client
-        for index, concurrency in enumerate(client.concurrencies):
-            seed = self.recipe.seed * 1_000_000 + pair * 1_000 + index
-            warm = concurrency if client.warmup_prompts is None else client.warmup_prompts
-            if warm:
-                # Other prompts than the run's: nothing may be known when it starts.
-                name, other = f"warmup_c{concurrency}", seed + 500_000
-                result = folder / f"{name}.json"
-                command = build.client(concurrency, warm, port, other, result)
-                yield ClientRun(name, concurrency, other, command, result)
-            result = folder / f"c{concurrency}.json"
-            prompts = client.prompts_per_concurrency * concurrency
-            command = build.client(concurrency, prompts, port, seed, result)
-            record = self._record(build.arm, pair, order, concurrency, seed)
-            run_file = self.out / "runs" / f"{build.arm}_pair{pair}_c{concurrency}.json"
-            yield ClientRun(f"c{concurrency}", concurrency, seed, command, result, run_file, record)
-
-    def _arm_record(self, arm: str) -> dict[str, Any]:
-        role = self.recipe.arms[arm].role
-        return {"schema": SCHEMA, "arm": arm, "role": role, "tail": self.recipe.tail_of(arm)}
-
-    def _record(self, arm: str, pair: int, order: int, concurrency: int, seed: int) -> dict[str, Any]:
-        """What a run file says about its run before it has run."""
-        client = self.recipe.client
-        return {
-            **self._arm_record(arm),
-            "pair": pair,
-            "order": order,
-            "concurrency": concurrency,
-            "isl": client.isl,
-            "osl": client.osl,
-            "seed": seed,
-            "cold": client.warmup_prompts == 0,
-            "prefix_caching": prefix_caching(self.recipe.server_words(arm)),
-            "device": self.device,
-            "recipe": self.recipe.name,
-        }
-
-    def _answers(self, arm: str, model: str, spec: ParitySpec) -> GreedyAnswers:
-        config = self.recipe.config()
-        prompts = greedy_prompts(spec, config["vocab_size"] if config else None)
-        record = {**self._arm_record(arm), "device": self.device, "model": model}
-        return GreedyAnswers(prompts, spec.max_tokens, self.out / "parity" / f"{arm}.json", record)
-
-    def _accuracy(self, build: ArmCommands, port: int) -> AccuracyRun:
-        spec = self.recipe.accuracy
-        assert spec is not None
-        folder = (self.out / "accuracy" / build.arm).absolute()
-        command = build.accuracy(f"http://127.0.0.1:{port}", folder)
-        marker = self.out / "state" / f"accuracy_{build.arm}.done"
-        return AccuracyRun(command, spec.timeout_s, folder, marker, spec.note)
-
-    def secrets(self) -> list[str]:
-        """What must not be written, of every arm: a client's or a library's message may name another arm's."""
-        recipe, arms = self.recipe, list(self.recipe.arms.values())
-        env = {f"{index} {name}": value for index, arm in enumerate(arms) for name, value in arm.env.items()}
-        accuracy = recipe.accuracy.command if recipe.accuracy else []
-        words = [*recipe.server.args, *recipe.client.args, *accuracy]
-        words += [word for arm in arms for word in arm.args]
-        return secret_values({**recipe.server.env, **env}, words)
-
-    def parameters(self) -> dict[str, Any]:
-        """What the manifest says the results depend on, with what `predict` needs as far as the recipe says it."""
-        recipe, client = self.recipe, self.recipe.client
-        arms = {name: {"role": arm.role, "tail": recipe.tail_of(name)} for name, arm in recipe.arms.items()}
-        known = {
-            "tp": tp_size(recipe.server.args),
-            "max_num_batched_tokens": number_after(recipe.server.args, "--max-num-batched-tokens"),
-            **_layer_sizes(recipe.config()),
-        }
-        return {
-            "model": recipe.model.preset or recipe.model.name,
-            "model_changes": recipe.model.changes,
-            "server_arguments": recipe.server.args,
-            "arms": arms,
-            "isl": client.isl,
-            "osl": client.osl,
-            "concurrencies": client.concurrencies,
-            "prompts_per_concurrency": client.prompts_per_concurrency,
-            "warmup_prompts": client.warmup_prompts,
-            "client_arguments": client.args,
-            "pairs": recipe.pairs,
-            "seed": recipe.seed,
-            **{name: value for name, value in known.items() if value is not None},
-        }
-
-
-def _layer_sizes(config: dict[str, Any] | None) -> dict[str, Any]:
-    if config is None:
-        return {}
-    return {
-        "experts": {"number": config["num_experts"], "per_token": config["num_experts_per_token"]},
-        "moe_layers": config["num_hidden_layers"] - config["first_k_dense_replace"],
-        "config": {
-            "hidden_size": config["hidden_size"],
-            "latent_size": config["routed_expert_hidden_size"],
-        },
-    }
-
-
-def greedy_prompts(spec: ParitySpec, vocab_size: int | None) -> list[str | list[int]]:
-    """The recipe's texts, or token ids drawn with a fixed seed (the same for every arm and every run)."""
-    if spec.prompts:
-        return list(spec.prompts)
-    draw = random.Random(51253)
-    top = vocab_size or 1024
-    return [[draw.randrange(_LOWEST_TOKEN_ID, top) for _ in range(spec.length)] for _ in range(spec.count)]
-
-
-def device_name(ranks: int | None) -> str:
-    """What this machine is: "2 x NVIDIA H200", "Xeon ..., 2 cores"; `ranks` None: all devices that there are."""
-    here = describe()
-    if here.kind == "unknown":
-        return "unknown"
-    if here.kind == "cpu":
-        return f"{here.device_name}, {os.cpu_count()} cores"
-    count = ranks or here.device_count
-    return here.device_name if count == 1 else f"{count} x {here.device_name}"
-
-
-def tp_size(arguments: Sequence[str]) -> int | None:
-    """The server's --tensor-parallel-size, None where it is not given as a number."""
-    return number_after(arguments, "--tensor-parallel-size") or number_after(arguments, "-tp")
-
-
-def prefix_caching(arguments: Sequence[str]) -> bool | None:
-    """Whether the server caches prefixes, None where its arguments do not say."""
-    if "--no-enable-prefix-caching" in arguments:
-        return False
-    return True if "--enable-prefix-caching" in arguments else None

@@ -30,6 +30,30 @@ Seed = Annotated[int, Meta(ge=0, le=4_000)]
 # At most a year: neither infinity nor NaN is a time to wait.
 Seconds = Annotated[float, Meta(gt=0, le=365 * 86_400)]
 
+# What the client's command gets from the recipe's fields and from bench, by option: where to say it instead.
+_SET = {
+    "--model": "[model]",
+    "--base-url": "[arms] url",
+    "--port": "[server] port",
+    "--dataset-name": "[client] dataset",
+    "--dataset-path": "[client] dataset_path",
+    "--random-input-len": "[client] isl",
+    "--input-len": "[client] isl",
+    "--random-output-len": "[client] osl",
+    "--output-len": "[client] osl",
+    "--sharegpt-output-len": "[client] osl",
+    "--custom-output-len": "[client] osl",
+    "--num-prompts": "[client] prompts_per_concurrency",
+    "--max-concurrency": "[client] concurrencies",
+    "--request-rate": "[client] request_rate",
+    "--seed": "seed",
+    "--save-result": "always",
+    "--append-result": "one file a run",
+    "--result-dir": "--out",
+    "--result-filename": "one file a run",
+    "--profile": "bench --profile",
+}
+
 
 class Model(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Either `preset` (a model of ours, seeded weights, nothing to download) or `name` (as vLLM takes it)."""
@@ -43,7 +67,8 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`args` and `env` of every arm's server. `port` 0: a free one; else that one, and no --port is passed.
 
     With `standby` the next server's Python imports what it needs while the arm before is measured, and starts nothing
-    until it is its turn: for machines with many cores, where imports are most of a server's start.
+    until it is its turn: for machines with many cores, where imports are most of a server's start. `container_args` go to
+    docker's or podman's `run` for arms with an image, before those of the arm.
     """
 
     args: list[str] = []
@@ -52,6 +77,8 @@ class ServerSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     startup_timeout_s: Seconds = 900
     standby: bool = False
+    runtime: Literal["docker", "podman"] | None = None
+    container_args: list[str] = []
 
 
 class ClientSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -59,6 +86,12 @@ class ClientSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     `warmup_prompts` are sent before each concurrency's run, of the same lengths, and are not measured; None: as many
     as the concurrency. An empty `concurrencies` measures no throughput (an accuracy recipe).
+
+    `dataset` random sends prompts of `isl` tokens; sharegpt and custom take theirs from the local file `dataset_path` (a
+    relative one lies beside the recipe) in the client's own forms, ShareGPT's JSON or JSON lines with a "prompt". All ask
+    for `osl` tokens. `request_rate` requests a second are sent at most; None: as fast as the concurrency lets.
+    `interpreter` is the python whose vLLM drives every arm; None: the arm's own, or this one's for an arm that is no vLLM
+    of this machine. vLLM 0.32's client has no multi-turn workload.
     """
 
     isl: AtLeastOne = 128
@@ -66,18 +99,36 @@ class ClientSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     concurrencies: list[AtLeastOne] = []
     prompts_per_concurrency: AtLeastOne = 4
     warmup_prompts: Count | None = None
+    dataset: Literal["random", "sharegpt", "custom"] = "random"
+    dataset_path: str | None = None
+    request_rate: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    interpreter: str | None = None
     args: list[str] = []
     timeout_s: Seconds = 3600
 
 
 class Arm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One side: its role, its interpreter (None: this one; ${NAME} is taken from the environment) and what it adds."""
+    """One side: its role, where its server is from, and what it adds to the servers' arguments and environment.
+
+    The server is vLLM under `interpreter` (None: this one; ${NAME} is taken from the environment), or in a container of
+    `image`, or runs at `url` already and is neither started nor ended. An arm of engine sglang takes its own `args` and
+    `env` alone: those of [server] are vLLM's.
+    """
 
     role: Literal["baseline", "candidate"]
+    engine: Literal["vllm", "sglang"] = "vllm"
     interpreter: str | None = None
+    image: str | None = None
+    url: str | None = None
+    container_args: list[str] = []
     env: dict[str, str] = {}
     args: list[str] = []
     note: str = ""
+
+    @property
+    def starts_vllm(self) -> bool:
+        """Whether this package starts a vLLM server for the arm."""
+        return self.engine == "vllm" and self.url is None
 
 
 class ParitySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -100,7 +151,9 @@ class AccuracySpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Everything `bench` does. `pairs` pairs of server sessions, the arms' order turned from pair to pair (A B B A ...).
 
-    One arm is the baseline; every other one is a candidate, each compared with the baseline by itself. In the file
+    One arm is the baseline; every other one is a candidate, each compared with the baseline by itself. With
+    `discard_first` the first server start of a bench is thrown away: it was the slowest in three of three recordings, and
+    always the baseline's. `primary_metric` is the one that decides, the others explain. In the file
     `extends` names another recipe, whose tables this one's keys go over; arms replace that recipe's arms.
     """
 
@@ -112,6 +165,10 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     client: ClientSpec = ClientSpec()
     pairs: Pairs = 3
     seed: Seed = 1
+    discard_first: bool = True
+    primary_metric: Literal[
+        "total_tok_per_s", "req_per_s", "output_tok_per_s", "mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms"
+    ] = "total_tok_per_s"
     device: str | None = None
     parity: ParitySpec | None = None
     accuracy: AccuracySpec | None = None
@@ -127,11 +184,17 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def tail_of(self, arm: str) -> str | None:
         """LATENT_MOE_TAIL of the arm."""
-        return {**self.server.env, **self.arms[arm].env}.get(TAIL_VARIABLE)
+        return self.server_env(arm).get(TAIL_VARIABLE)
+
+    def server_env(self, arm: str) -> dict[str, str]:
+        """The variables of the arm's server."""
+        shared = self.server.env if self.arms[arm].starts_vllm else {}
+        return {**shared, **self.arms[arm].env}
 
     def server_words(self, arm: str) -> list[str]:
         """The server's arguments of the arm, of which vLLM takes the last where an option occurs twice."""
-        return [*self.server.args, *self.arms[arm].args]
+        shared = self.server.args if self.arms[arm].starts_vllm else []
+        return [*shared, *self.arms[arm].args]
 
     def config(self) -> dict[str, Any] | None:
         """config.json of the recipe's own model; None for a model that vLLM is to get."""
@@ -164,15 +227,48 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             raise InputError("[model] needs either preset or name, not both")
         self.config()
         for name in self.arms:
+            self._check_place(name)
             self._check_tail(name)
             self._check_port(name)
             self._check_lengths(name)
         if self.server.standby and self.server.launcher != "module":
             raise InputError('standby needs launcher = "module"')
+        self._check_client()
         self._check_work()
         self._check_words("[server]", self.server)
         for name, arm in self.arms.items():
             self._check_words(f"[arms.{name}]", arm)
+
+    def _check_place(self, name: str) -> None:
+        """Where the arm's server is from: one place, and nothing that this place leaves unused."""
+        arm = self.arms[name]
+        places = [key for key in ("interpreter", "image", "url") if getattr(arm, key) is not None]
+        if len(places) > 1:
+            raise InputError(f"[arms.{name}] has {places[0]} and {places[1]}: its server is in one place")
+        if arm.url is not None and not arm.url.startswith(("http://", "https://")):
+            raise InputError(f"[arms.{name}] url must begin with http:// or https://, not {arm.url!r}")
+        if arm.url is not None and (unused := [key for key in ("args", "env") if getattr(arm, key)]):
+            raise InputError(f"[arms.{name}] {unused[0]} would be unused: the server at its url runs already")
+        if arm.container_args and arm.image is None:
+            raise InputError(f"[arms.{name}] container_args would be unused: the arm has no image")
+        if self.model.preset is not None and not arm.starts_vllm:
+            raise InputError(
+                f"[arms.{name}] cannot serve {self.model.preset}: a preset is served by vLLM started here"
+            )
+        if self.server.standby and (arm.image is not None or not arm.starts_vllm):
+            raise InputError(f"[arms.{name}] cannot be on standby: only a vLLM of this machine imports ahead")
+
+    def _check_client(self) -> None:
+        """No argument of the client's may quietly replace what the recipe's fields say."""
+        for word in self.client.args:
+            option = word.partition("=")[0].replace("_", "-")
+            if len(option) > 3 and (
+                field := next((f for o, f in _SET.items() if o.startswith(option)), None)
+            ):
+                raise InputError(f"[client] args hold {option}, which bench sets itself: {field}")
+        if (self.client.dataset == "random") != (self.client.dataset_path is None):
+            needs = "takes no" if self.client.dataset == "random" else "needs a"
+            raise InputError(f"[client] dataset {self.client.dataset} {needs} dataset_path")
 
     def _check_tail(self, arm: str) -> None:
         """An arm of our own model that names no tail would quietly run the default one, under whatever name it has."""
@@ -269,6 +365,8 @@ def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         own = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a recipe ({error})") from error
+    if isinstance(client := own.get("client"), dict) and isinstance(client.get("dataset_path"), str):
+        client["dataset_path"] = str((path.parent / client["dataset_path"]).absolute())
     base = own.pop("extends", None)
     if base is None:
         return own

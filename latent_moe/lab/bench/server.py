@@ -5,7 +5,6 @@ for the file GO, then is `python -m vllm.entrypoints.openai.api_server ARGUMENTS
 machine. Nothing of the server itself exists before GO: no port, no engine, no device memory.
 """
 
-import fcntl
 import http.client
 import json
 import os
@@ -15,23 +14,22 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.bench import supervisor
+from latent_moe.lab.bench.machine import listeners
 from latent_moe.lab.secrets import hide
 
 MODULE = "vllm.entrypoints.openai.api_server"
-_PORTS = range(20_000, 32_768)
 _POLL_S = 0.25
 _HTTP_S = 5.0
 _DYING_S = 5.0
@@ -51,54 +49,6 @@ class ServerError(LatentMoEError):
     def __init__(self, message: str, log_tail: str):
         super().__init__(message)
         self.log_tail = log_tail
-
-
-@contextmanager
-def reserved_ports(count: int) -> Iterator[list[int]]:
-    """TCP ports that nobody listens on and that no other bench of this machine takes while the context is open.
-
-    The lowest such ports below those that the kernel gives to clients. Raises LatentMoEError when there are not enough.
-    """
-    with ExitStack() as held:
-        ports: list[int] = []
-        for port in _PORTS:
-            if len(ports) == count:
-                break
-            if (lock := _lock_of(port)) is not None:
-                held.callback(os.close, lock)
-                ports += [port] if _is_free(port) else []
-        if len(ports) < count:
-            raise LatentMoEError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
-        yield ports
-
-
-def free_ports(count: int) -> list[int]:
-    """The ports that a bench which starts now would reserve."""
-    with reserved_ports(count) as ports:
-        return ports
-
-
-def _lock_of(port: int) -> int | None:
-    """The descriptor of the port's lock, held until it is closed; None where another bench holds it."""
-    path = os.path.join(tempfile.gettempdir(), f"latent_moe_port_{port}.lock")
-    descriptor = None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def check_port(port: int) -> None:
@@ -302,6 +252,14 @@ class Server:
             if ours and pid not in ours:
                 raise self.error(f"shares port {port} with process {pid} ({name})")
 
+    def version(self) -> str | None:
+        """What it says it runs: vLLM at /version, SGLang at /get_server_info; None where it says nothing."""
+        for path in ("/version", "/get_server_info"):
+            with suppress(ValueError, KeyError, TypeError):
+                if isinstance(version := json.loads(self.get(path) or "")["version"], str):
+                    return version
+        return None
+
     def get(self, path: str) -> str | None:
         """The body of GET path, None when there is no good answer."""
         try:
@@ -309,20 +267,6 @@ class Server:
                 return answer.read().decode("utf-8", "replace")
         except (OSError, ValueError, http.client.HTTPException):
             return None
-
-
-def listeners(port: int) -> list[tuple[int, str]]:
-    """(process id, name) of those that listen on a TCP port, as far as this user may see them."""
-    try:
-        sockets = psutil.net_connections("tcp")
-    except psutil.Error:
-        return []
-    pids = {each.pid for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
-    names = {}
-    for pid in pids - {None}:
-        with suppress(psutil.Error):
-            names[pid] = psutil.Process(pid).name()
-    return sorted(names.items())
 
 
 def _is_stopped(process: psutil.Process) -> bool:

@@ -18,9 +18,8 @@ from typing import Any
 
 from latent_moe.errors import LatentMoEError
 from latent_moe.files import write_json
-from latent_moe.lab.bench import run_files
+from latent_moe.lab.bench import machine, run_files
 from latent_moe.lab.bench.client import Client, ClientError
-from latent_moe.lab.bench.commands import version_in
 from latent_moe.lab.bench.plan import FIRST_GUESS_S, ClientRun, Plan, SessionEntry
 from latent_moe.lab.bench.server import Server, ServerError, SupervisedProcess, check_port
 
@@ -72,6 +71,11 @@ class Meter:
         self.done += 1
         self.say(message)
 
+    def drop(self, kind: str, count: int) -> None:
+        """Steps that will not be taken."""
+        self.left[kind] -= count
+        self.total -= count
+
     @property
     def left_s(self) -> float:
         """Seconds left, from the mean of each kind so far."""
@@ -97,6 +101,8 @@ class ServerSession:
         self.plan, self.entry, self.meter = plan, entry, meter
         self.facts = run_files.ServerFacts(identity)
         self.server: Server | None = None
+        self.is_up = False
+        self._shm_files: set[Path] = set()
 
     def run(self, when_up: Callable[[], None] = lambda: None) -> None:
         """Start, measure, end. Raises ServerError, ClientError; the server and the client are ended in every case.
@@ -104,33 +110,44 @@ class ServerSession:
         `when_up` is called once the server answers.
         """
         entry, began = self.entry, monotonic()
-        self.meter.say(f"pair {entry.pair}: {entry.arm} starts")
+        label = "the start that is thrown away" if entry.discarded else f"pair {entry.pair}"
+        self.meter.say(f"{label}: {entry.arm} starts")
         self.prepare()
         assert self.server is not None
         if entry.go:
             entry.go.touch()
-        with self._scrubbed(), self.server as server, self._client() as client:
+        with self._scrubbed(), self.server as server, Client(entry, self.plan.secrets, os.environ) as client:
             server.wait_healthy(entry.startup_timeout_s)
             self._learn(server)
             self._check_tail(server)
-            self.meter.finish("start", monotonic() - began, f"pair {entry.pair}: {entry.arm} is up")
+            self.is_up = True
+            self.meter.finish("start", monotonic() - began, f"{label}: {entry.arm} is up")
             when_up()
             client.go()
             self._measure(server, client)
             self._answers(server)
             self._accuracy(server)
+            self._shm_files = machine.shm_files(server.process.tree()) if server.process else set()
+        for path in self._shm_files:
+            # Only what its own processes had mapped, and they are gone.
+            path.unlink(missing_ok=True)
 
     def prepare(self) -> None:
         """Start the server's process; on standby it only imports, until it is this session's turn."""
         if self.server is not None:
             return
-        entry = self.entry
-        check_port(entry.port)
-        command, log = entry.process.expanded(os.environ), entry.folder / "server.log"
-        process = SupervisedProcess(
-            command.all_words, command.env, log, self.plan.secrets, entry.cwd, entry.grace_s
-        )
-        self.server = Server(entry.arm, process, f"http://127.0.0.1:{entry.port}")
+        entry, process = self.entry, None
+        if entry.process is not None:
+            check_port(entry.port)
+            if (entry.ranks or 1) > 1 and (lack := machine.shm_lack(machine.shm_free_bytes())):
+                raise ServerError(f"server {entry.arm}: {lack}", "")
+            command, log = entry.process.expanded(os.environ), entry.folder / "server.log"
+            process = SupervisedProcess(
+                *(command.all_words, command.env, log, self.plan.secrets, entry.cwd, entry.grace_s),
+                cleanup=entry.cleanup,
+            )
+        entry.folder.mkdir(parents=True, exist_ok=True)
+        self.server = Server(entry.arm, process, entry.url)
 
     @contextmanager
     def _scrubbed(self) -> Iterator[None]:
@@ -151,28 +168,32 @@ class ServerSession:
         if self.server is not None and self.server.process is not None:
             self.server.process.stop()
 
-    def _client(self) -> Client:
-        return Client(self.entry, self.plan.secrets, os.environ)
-
     def _measure(self, server: Server, client: Client) -> None:
         """The client's runs; a warm-up belongs to the run behind it."""
         began, hits = monotonic(), cache_hits(server)
         for index, run in enumerate(self.entry.runs):
             when = f"while {self.entry.arm} was measured at concurrency {run.concurrency}"
-            started = datetime.now().astimezone()
-            result = _finish(client, index, server, when)
+            started, devices = datetime.now().astimezone(), machine.DeviceLog()
+            result = _finish(client, index, server, when, devices.sample)
             if run.run_file is None:
                 _refuse_failures(result, self.entry.arm, run.concurrency, server)
                 continue
             self._learn(server)
-            self._save(run, result, started, increase(hits, cache_hits(server)))
-            text = f"pair {self.entry.pair}: {self.entry.arm} c{run.concurrency}: {summary(result)}"
+            tokens = sum(result.get(f"total_{way}_tokens") or 0 for way in ("input", "output"))
+            state = devices.record(tokens)
+            self._save(run, result, started, increase(hits, cache_hits(server)), state)
+            marked = f", throttled ({', '.join(state['throttled'])})" if state and state["throttled"] else ""
+            text = f"pair {self.entry.pair}: {self.entry.arm} c{run.concurrency}: {summary(result)}{marked}"
             self.meter.finish("run", monotonic() - began, text)
             began, hits = monotonic(), cache_hits(server)
 
-    def _save(self, run: ClientRun, result: dict, started: datetime, hits: int | None) -> None:
+    def _save(
+        self, run: ClientRun, result: dict, started: datetime, hits: int | None, devices: dict | None
+    ) -> None:
         assert run.run_file is not None
-        learned = {"started": started.isoformat(timespec="seconds"), "prefix_cache_hit_tokens": hits}
+        learned: dict[str, Any] = {"started": started.isoformat(timespec="seconds")}
+        learned |= {"prefix_cache_hit_tokens": hits}
+        learned |= {"devices": devices} if devices else {}
         record = run_files.run_record({**run.record, **self.facts.record(), **learned}, result)
         run_files.save(run.run_file, record, self.plan.secrets)
 
@@ -182,7 +203,7 @@ class ServerSession:
         Raises ServerError where the version is another than the arm's earlier runs have, or than this session had: then
         another server answers too.
         """
-        entry, version, before = self.entry, version_in(server.get("/version")), self.facts.vllm_version
+        entry, version, before = self.entry, server.version(), self.facts.vllm_version
         if version and before and version != before:
             raise server.error(
                 f"said version {before}, now {version}: another server shares port {entry.port}"
@@ -263,10 +284,15 @@ def _blaming(server: Server, when: str) -> Iterator[None]:
     server.check_alive(when)
 
 
-def _finish(client: Client, position: int, server: Server, when: str) -> dict:
+def _finish(client: Client, position: int, server: Server, when: str, meanwhile: Callable[[], None]) -> dict:
     """The client's result; a server that died meanwhile is named as the cause of whatever the client says."""
+
+    def look() -> None:
+        server.check_alive(when)
+        meanwhile()
+
     with _blaming(server, when):
-        result = client.finish(position, lambda: server.check_alive(when))
+        result = client.finish(position, look)
     if result.get("failed"):
         server.check_dying(when)
     return result

@@ -12,10 +12,11 @@ import msgspec
 from latent_moe.errors import InputError, LatentMoEError, unknown
 from latent_moe.lab.bench import bench
 from latent_moe.lab.bench.commands import Command
+from latent_moe.lab.bench.machine import reserved_ports
 from latent_moe.lab.bench.model_dir import write_model
-from latent_moe.lab.bench.plan import ClientRun, Plan, SessionEntry, resolve
+from latent_moe.lab.bench.plan import ClientRun, Plan, SessionEntry
 from latent_moe.lab.bench.recipe import Recipe
-from latent_moe.lab.bench.server import reserved_ports
+from latent_moe.lab.bench.resolve import resolve
 from latent_moe.lab.bench.session import Notify, ServerSession
 from latent_moe.lab.traces.scrub import scrub
 from latent_moe.platform import describe
@@ -87,11 +88,13 @@ def profile_plan(recipe: Recipe, arm: str, folder: Path, ports: Sequence[int] | 
     short = msgspec.structs.replace(recipe, client=client, arms=arms, pairs=1, parity=None, accuracy=None)
     plan = resolve(short, folder / "profiled", ports=ports, device="profiled")
     (entry,) = plan.sessions
+    if entry.server is None or entry.cleanup:
+        raise InputError(f"{arm} cannot be profiled: only a server of this machine is traced")
     add = _under_torch if profiler() == "torch" else _under_rocprofv3
-    return replace(plan, sessions=[replace(add(entry, target), cwd=folder, go=None)])
+    return replace(plan, sessions=[replace(add(entry, entry.server, target), cwd=folder, go=None)])
 
 
-def _under_torch(entry: SessionEntry, target: Path) -> SessionEntry:
+def _under_torch(entry: SessionEntry, server: Command, target: Path) -> SessionEntry:
     """vLLM's own profiler, told by the client when to record."""
     setting = {
         "profiler": "torch",
@@ -101,23 +104,23 @@ def _under_torch(entry: SessionEntry, target: Path) -> SessionEntry:
         "torch_profiler_record_shapes": True,
         "ignore_frontend": True,
     }
-    added = [*entry.server.added, "--profiler-config", json.dumps(setting)]
+    added = [*server.added, "--profiler-config", json.dumps(setting)]
     runs = [_recorded(run) if run.run_file else run for run in entry.runs]
-    return replace(entry, server=replace(entry.server, added=added), runs=runs)
+    return replace(entry, server=replace(server, added=added), runs=runs)
 
 
 def _recorded(run: ClientRun) -> ClientRun:
     return replace(run, command=replace(run.command, added=[*run.command.added, "--profile"]))
 
 
-def _under_rocprofv3(entry: SessionEntry, target: Path) -> SessionEntry:
+def _under_rocprofv3(entry: SessionEntry, server: Command, target: Path) -> SessionEntry:
     """rocprofv3 around the server."""
     options = ("--kernel-trace", "--marker-trace", "--output-format", "rocpd")
     where = ("--output-directory", str(target), "--output-file", "%pid%")
     # vLLM kills its workers after 9 s otherwise, in the middle of what rocprofv3 writes there.
-    env = {**entry.server.env, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": str(ROCPROF_GRACE_S)}
-    words = ["rocprofv3", *options, *where, "--", *entry.server.words]
-    return replace(entry, server=Command(words, env, entry.server.added), grace_s=ROCPROF_GRACE_S)
+    env = {**server.env, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": str(ROCPROF_GRACE_S)}
+    words = ["rocprofv3", *options, *where, "--", *server.words]
+    return replace(entry, server=Command(words, env, server.added), grace_s=ROCPROF_GRACE_S)
 
 
 def _run(plan: Plan, notify: Notify) -> None:

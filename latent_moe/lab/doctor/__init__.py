@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from latent_moe.lab.bench.machine import shm_free_bytes, shm_lack
 from latent_moe.platform import Platform
 
 VLLM = {
@@ -36,7 +37,16 @@ class Check:
 
 def examine(here: Platform) -> list[Check]:
     """Every check that concerns this kind of machine."""
-    found = [_python(), _ranks(here), _notebooks(), _writable(), _memory(), _vllm(here), _browser()]
+    found = [
+        _python(),
+        _ranks(here),
+        _notebooks(),
+        _writable(),
+        _memory(),
+        _shared_memory(),
+        _vllm(here),
+        _browser(),
+    ]
     if here.kind == "rocm":
         found += [_aiter(here), _rocprofv3(), _bindings("roctx"), _bindings("rocpd")]
     return found
@@ -88,6 +98,13 @@ def _memory() -> Check:
         if ok
         else f"{gib:.1f} GiB: two vLLM servers' ranks need 6; run notebooks 01 to 04 and 06",
     )
+
+
+def _shared_memory() -> Check:
+    free = shm_free_bytes()
+    lack = shm_lack(free)
+    room = "no /dev/shm" if free is None else f"{free / 2**20:.0f} MiB free in /dev/shm"
+    return Check("shared memory", lack is None, lack or room)
 
 
 def _vllm(here: Platform) -> Check:

@@ -18,6 +18,7 @@ RECIPE = """
 name = "stand_in"
 title = "Both arms of a stand-in for vLLM"
 pairs = {pairs}
+discard_first = false
 [model]
 preset = "served_tiny"
 [server]

@@ -11,8 +11,8 @@ from latent_moe.cli import main
 from latent_moe.config import PRESETS
 from latent_moe.errors import InputError
 from latent_moe.lab.bench.model_dir import SERVED, fingerprint, model_config
-from latent_moe.lab.bench.plan import resolve, tp_size
 from latent_moe.lab.bench.recipe import load_recipe, recipe_names
+from latent_moe.lab.bench.resolve import resolve, tp_size
 from latent_moe.lab.secrets import hide, secret_values
 
 SERVER = (

@@ -10,7 +10,8 @@ import pytest
 from processes import MARK, survivors, wait_gone
 
 from latent_moe.lab.bench import supervisor
-from latent_moe.lab.bench.server import Server, ServerError, SupervisedProcess, free_ports
+from latent_moe.lab.bench.machine import free_ports
+from latent_moe.lab.bench.server import Server, ServerError, SupervisedProcess
 
 FAMILY = "import subprocess,sys,time; subprocess.Popen(['sleep','600'], start_new_session=True); print('up', flush=True); time.sleep(600)"
 PARENT = f"""

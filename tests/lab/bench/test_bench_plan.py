@@ -11,9 +11,9 @@ import pytest
 from bench_driver import bench, result_files, write_recipe
 
 from latent_moe.lab.bench import session
-from latent_moe.lab.bench.plan import resolve
+from latent_moe.lab.bench.machine import free_ports, reserved_ports
 from latent_moe.lab.bench.recipe import load_recipe, recipe_names
-from latent_moe.lab.bench.server import free_ports, reserved_ports
+from latent_moe.lab.bench.resolve import resolve
 
 PARITY = "[parity]\ncount = 2\nlength = 4\nmax_tokens = 3"
 

@@ -13,8 +13,8 @@ from result_builders import bench_run, write_bench
 
 from latent_moe.cli import main
 from latent_moe.errors import InputError
-from latent_moe.lab.bench.plan import resolve
 from latent_moe.lab.bench.recipe import load_recipe
+from latent_moe.lab.bench.resolve import resolve
 from latent_moe.lab.results import METRICS, read_results
 from latent_moe.lab.results.comparison import compare, compare_each
 
@@ -83,7 +83,7 @@ def test_names_choose_as_before(folder):
     assert (table.baseline, table.candidate, table.warnings) == ("baseline", "third", [])
     (table,) = compare_each(read_results([folder]), baseline="third", candidate="candidate")
     assert (table.baseline, table.candidate) == ("third", "candidate")
-    with pytest.raises(InputError, match="no arm 'fourth'"):
+    with pytest.raises(InputError, match="unknown arm 'fourth'"):
         compare_each(read_results([folder]), candidate="fourth")
 
 

@@ -7,8 +7,8 @@ from result_builders import bench_run, write_bench
 
 from latent_moe.errors import InputError
 from latent_moe.lab.bench import bench
-from latent_moe.lab.bench.plan import resolve
 from latent_moe.lab.bench.recipe import load_recipe
+from latent_moe.lab.bench.resolve import resolve
 from latent_moe.lab.results.comparison import recommend_from_runs
 
 FACTORS = (1.02, 0.99, 1.05)

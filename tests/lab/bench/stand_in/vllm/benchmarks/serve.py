@@ -12,7 +12,15 @@ FAULT = os.environ.get("STAND_IN_CLIENT", "")
 
 
 def add_cli_args(parser):
-    for name in ("model", "dataset-name", "result-dir", "result-filename", "header", "temperature"):
+    for name in (
+        "model",
+        "dataset-name",
+        "result-dir",
+        "result-filename",
+        "header",
+        "temperature",
+        "base-url",
+    ):
         parser.add_argument(f"--{name}")
     for name, default in (("port", 8000), ("random-input-len", 8), ("random-output-len", 8), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -50,7 +58,9 @@ async def one(args, gate, index):
     async with gate:
         body = {"prompt": "w", "max_tokens": args.random_output_len, "seed": args.seed + index}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{args.port}/v1/completions", json.dumps(body).encode(), {"X": "1"}
+            f"{args.base_url or f'http://127.0.0.1:{args.port}'}/v1/completions",
+            json.dumps(body).encode(),
+            {"X": "1"},
         )
         began = time.perf_counter()
         await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=30).read())
