@@ -5,15 +5,18 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from latent_moe.errors import InputError
 from latent_moe.lab.bench.recipe import DEFAULT_PORT, Recipe
-from latent_moe.lab.bench.server import MODULE as SERVER_MODULE
 from latent_moe.lab.secrets import HIDDEN, expand, hide, is_secret_name, references, secret_values
 
 CLIENT_MODULE = "latent_moe.lab.bench.client"
 STANDBY_MODULE = "latent_moe.lab.bench.server"
+# vLLM's server entry, and the one before 0.32, which deprecates it.
+SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
+OLD_SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 SGLANG_MODULE = "sglang.launch_server"
 _QUOTED = shlex.quote(HIDDEN)
 _ROCM = ["--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"]
@@ -122,7 +125,7 @@ class ArmCommands:
             python = "python3" if side.image else self.python or sys.executable
             return [python, "-m", SGLANG_MODULE, "--model-path", self.model]
         if side.image is None and module:
-            return [self.python or sys.executable, "-m", SERVER_MODULE, "--model", self.model]
+            return [self.python or sys.executable, "-m", server_module(self.python), "--model", self.model]
         return [*_console(None if side.image else self.python), "serve", self.model]
 
     def end(self, container: str) -> list[str]:
@@ -169,6 +172,18 @@ def _console(python: str | None) -> list[str]:
     return [str(Path(python).parent / "vllm") if python else "vllm"]
 
 
+def server_module(python: str | None) -> str:
+    """The server entry that the vLLM of a python has, by its files: nothing is imported."""
+    if python is None:
+        spec = find_spec("vllm")
+        places = [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+    else:
+        places = list(Path(python).parent.parent.glob("lib/python3*/site-packages/vllm"))
+    file = Path(*SERVER_MODULE.split(".")[1:]).with_suffix(".py")
+    old = places and not any((place / file).is_file() for place in places)
+    return OLD_SERVER_MODULE if old else SERVER_MODULE
+
+
 def on_standby(words: list[str], go: Path) -> list[str]:
     """The same server behind a process that imports now and starts when the file `go` appears."""
-    return [words[0], "-m", STANDBY_MODULE, str(go), *words[3:]]
+    return [words[0], "-m", STANDBY_MODULE, str(go), *words[2:]]

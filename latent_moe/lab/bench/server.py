@@ -1,7 +1,7 @@
 """One vLLM server: started in its own process group behind a supervisor, waited for, and always ended.
 
-`python -m latent_moe.lab.bench.server GO ARGUMENTS` is the server on standby: it imports what the server needs, waits
-for the file GO, then is `python -m vllm.entrypoints.openai.api_server ARGUMENTS`. Imports are most of a start on a fast
+`python -m latent_moe.lab.bench.server GO MODULE ARGUMENTS` is the server on standby: it imports MODULE, waits for the
+file GO, then is `python -m MODULE ARGUMENTS`. Imports are most of a start on a fast
 machine. Nothing of the server itself exists before GO: no port, no engine, no device memory.
 """
 
@@ -29,7 +29,6 @@ from latent_moe.lab.bench import supervisor
 from latent_moe.lab.bench.machine import listeners
 from latent_moe.lab.secrets import hide
 
-MODULE = "vllm.entrypoints.openai.api_server"
 _POLL_S = 0.25
 _HTTP_S = 5.0
 _DYING_S = 5.0
@@ -286,14 +285,14 @@ def first_error(log: str) -> str | None:
     return None
 
 
-def standby(go: str, arguments: list[str]) -> None:
+def standby(go: str, module: str, arguments: list[str]) -> None:
     """Import, wait for the file `go`, serve."""
-    __import__(MODULE)
+    __import__(module)
     while not Path(go).exists():
         time.sleep(_STANDBY_POLL_S)
-    sys.argv = [MODULE, *arguments]
-    runpy.run_module(MODULE, run_name="__main__")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")
 
 
 if __name__ == "__main__":
-    standby(sys.argv[1], sys.argv[2:])
+    standby(sys.argv[1], sys.argv[2], sys.argv[3:])

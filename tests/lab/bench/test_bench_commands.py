@@ -246,3 +246,26 @@ def test_a_served_model_is_a_preset_and_keeps_the_name_that_recorded_results_giv
     # Once two models were called tiny: a recipe that says so means the served one.
     assert model_config("tiny") == model_config("served_tiny")
     assert model_config("tiny")["hidden_size"] != PRESETS["tiny"].hidden_size
+
+
+def test_the_servers_entry_is_the_one_that_the_arms_vllm_has(tmp_path):
+    from latent_moe.lab.bench.commands import OLD_SERVER_MODULE, SERVER_MODULE, server_module
+
+    python = tmp_path / "bin" / "python"
+    assert server_module(str(python)) == SERVER_MODULE, "an unknown vLLM is taken for a current one"
+    package = tmp_path / "lib" / "python3.12" / "site-packages" / "vllm"
+    package.mkdir(parents=True)
+    assert server_module(str(python)) == OLD_SERVER_MODULE
+    entry = package / "entrypoints" / "launchers" / "api_server" / "entry.py"
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    assert server_module(str(python)) == SERVER_MODULE
+
+
+def test_the_follow_ups_of_the_change_have_recipes():
+    under_ep = [item["command"] for item in of_kind("mi355x_pr54956", "server")]
+    assert all(line.endswith("--enable-expert-parallel") and SERVER in line for line in under_ep)
+    overlap = load_recipe("mi355x_pr51437")
+    assert overlap.with_role("candidate") == ["after", "after_no_overlap"]
+    assert overlap.arms["after_no_overlap"].env == {"VLLM_DISABLE_SHARED_EXPERTS_STREAM": "1"}
+    assert all("--enable-expert-parallel" not in overlap.server_words(arm) for arm in overlap.arms)
