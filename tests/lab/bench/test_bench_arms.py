@@ -100,7 +100,7 @@ def test_an_arm_in_a_container(tmp_path, docker):
     assert "hf_secret0123456789" not in start, "a token stands in no list of processes"
     entry = start.index("--entrypoint")
     assert start[entry - 2 : entry] == ["--ulimit", "core=0"]
-    assert start[entry : entry + 5] == ["--entrypoint", "vllm", "registry/vllm:1", "serve", "tiny"]
+    assert start[entry : entry + 5] == ["--entrypoint", "vllm", "registry/vllm:1", "serve", "served_tiny"]
     assert end == ["rm", "--force", name]
     assert len(result_files(out)) == 4
     assert wait_gone(mark, 5) == []
@@ -303,7 +303,7 @@ def test_the_shared_case_of_overridden_arguments(shared, capsys):
         ('url = "localhost:8000"', "must begin with http"),
         ('url = "http://x"', "would be unused"),
         ('container_args = ["--x"]', "has no image"),
-        ('engine = "sglang"', "cannot serve tiny"),
+        ('engine = "sglang"', "cannot serve served_tiny"),
     ],
 )
 def test_an_arm_that_cannot_be_is_one_line(tmp_path, more, message):
