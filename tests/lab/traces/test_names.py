@@ -1,5 +1,6 @@
 """Kernel names: kinds, libraries, spellings, and what a GEMM's name says."""
 
+import csv
 import sqlite3
 import subprocess
 import sys
@@ -203,3 +204,101 @@ def test_real_names_read_alike_mangled_and_demangled(shared):
 def test_importing_names_is_cheap():
     code = "import sys, latent_moe.lab.traces.kernel_names; print([m for m in ('numpy', 'torch', 'pandas') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def score(path):
+    """(share right, share wrong, names that are neither) of a CSV of kinds and names; "a|b" takes either kind."""
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    kinds = kernel_names.classify([row["name"] for row in rows]).kind
+    right = [kind in row["kind"].split("|") for kind, row in zip(kinds, rows, strict=True)]
+    wrong = [not good and kind != "unknown" for good, kind in zip(right, kinds, strict=True)]
+    missed = [row["name"] for row, good in zip(rows, right, strict=True) if not good]
+    return sum(right) / len(rows), sum(wrong) / len(rows), missed
+
+
+def test_own_list_of_names(fixtures):
+    assert score(fixtures / "traces" / "kernel_names_own.csv")[2] == []
+
+
+def test_score_on_a_large_list_of_names(shared):
+    path = shared / "facts" / "kernel_names.csv"
+    if not path.exists():
+        pytest.skip("no large list of kernel names here")
+    right, wrong, missed = score(path)
+    assert right >= 0.97, missed[:10]
+    assert wrong <= 0.01, missed[:10]
+
+
+@pytest.mark.parametrize("decoration", [".kd", " [clone .kd]", " (.kd)", " [clone .constprop.0] [clone .kd]"])
+def test_decorations_change_nothing(fixtures, decoration):
+    with (fixtures / "traces" / "kernel_names_own.csv").open(newline="") as file:
+        names = [row["name"].removesuffix(".kd") for row in csv.DictReader(file)]
+    decorated = [name + decoration for name in names]
+    assert kernel_names.classify(names) == kernel_names.classify(decorated)
+    assert list(map(kernel_names.shorten, names)) == list(map(kernel_names.shorten, decorated))
+
+
+def test_score_on_a_large_list_of_gemm_names(shared):
+    path = shared / "facts" / "gemm_names.csv"
+    if not path.exists():
+        pytest.skip("no large list of GEMM names here")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    missed = [row["name"] for row in rows if not _says(row)]
+    assert len(missed) <= 0.02 * len(rows), missed
+
+
+def _says(row):
+    """Does the decoder say what the row states? "?" and an empty cell state nothing."""
+    gemm = kernel_names.decode_gemm(row["name"])
+    if gemm is None:
+        return False
+    m, n, k = gemm.tile or (None, None, None)
+    told = {
+        "tile_m": m,
+        "tile_n": n,
+        "tile_k": k,
+        **{name: getattr(gemm, name) for name in row if "ty" in name},
+    }
+    told["transposes"] = gemm.transposes
+    return all(
+        str(told[name]) == value for name, value in row.items() if name in told and value not in ("", "?")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "tile", "transposes"),
+    [
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>()", (128, 64, 16), "TN"),
+        ("volta_sgemm_128x32_sliced1x4_tn", (128, 32, None), "TN"),
+        ("ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x6_nn", (64, 64, 64), "NN"),
+        (
+            "cutlass3x_sm100_tensorop_s128x256x16gemm_bf16_bf16_f32_void_bf16_128x256x64_2x1x1_0_tnn_align8_1sm",
+            (128, 256, 64),
+            "TN",
+        ),
+        (
+            "_gemm_a16w16_kernel_BLOCK_SIZE_M_64_BLOCK_SIZE_N_128_BLOCK_SIZE_K_32_GROUP_SIZE_M_4",
+            (64, 128, 32),
+            None,
+        ),
+        ("bmm_Bfloat16_E2m1E2m1_Fp32_t128x8x512u2_s4_et128x8_m128x8x64_rM_TN_sm100f", (128, 8, 512), "TN"),
+    ],
+)
+def test_tiles_as_each_library_writes_them(name, tile, transposes):
+    gemm = kernel_names.decode_gemm(name)
+    assert (gemm.tile, gemm.transposes) == (tile, transposes)
+
+
+@pytest.mark.parametrize(
+    ("types", "a", "b", "out"),
+    [
+        ("B8F8NBS_BH", "f8_e5m2fnuz", "f8_e4m3fnuz", "bf16"),
+        ("F8H_HHS_BH", "f8_e4m3", "f16", "f16"),
+        ("F4BS_BH", "f4", "f4", "bf16"),
+    ],
+)
+def test_mixed_and_narrow_types(types, a, b, out):
+    gemm = kernel_names.decode_gemm(f"Cijk_Alik_Bljk_{types}_Bias_MT64x32x16_SE")
+    assert (gemm.dtype_a, gemm.dtype_b, gemm.dtype_out) == (a, b, out)

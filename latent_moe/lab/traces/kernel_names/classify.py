@@ -14,6 +14,7 @@ from latent_moe.lab.traces.kernel_names.rules import RULES
 
 COMPUTE_KINDS = ("gemm", "collective", "moe", "attention", "norm", "elementwise", "reduction", "copy")
 _UNKNOWN = ("unknown", "unknown")
+_ARGUMENTS = re.compile(r"[<(]")
 # Collective types as libraries spell them; the generic kernel of RCCL serves all types and so claims none.
 _COLLECTIVE_TYPES = (
     (r"all_?reduce|cross_device_reduce|quickreduce|(?:one|two)_?shot", "all_reduce"),
@@ -47,15 +48,25 @@ def classify(names: Sequence[str]) -> Classes:
 @cache
 def _classify(name: str) -> tuple[str, str]:
     text = plain(name)
-    for pattern, kind, library in _compiled():
-        if pattern.search(text):
+    own = _ARGUMENTS.split(text, maxsplit=1)[0]
+    for pattern, own_name, kind, library in _compiled():
+        if pattern.search(own if own_name else text):
             return kind, library
     return _UNKNOWN
 
 
 @cache
-def _compiled() -> list[tuple[re.Pattern, str, str]]:
-    return [(re.compile(pattern.replace("~", r"[\w:]*?")), kind, library) for pattern, kind, library in RULES]
+def _compiled() -> list[tuple[re.Pattern, bool, str, str]]:
+    """(pattern, is the kernel's own name searched alone, kind, library)."""
+    return [
+        (
+            re.compile(pattern.removeprefix("@").replace("~", r"[\w:]*?")),
+            pattern.startswith("@"),
+            kind,
+            library,
+        )
+        for pattern, kind, library in RULES
+    ]
 
 
 def collective_type(name: str) -> str | None:
@@ -72,7 +83,7 @@ def shorten(name: str, length: int = 60) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-_DECORATION = re.compile(r"(?:\s*\[clone [^\]]*\]|\.kd|\.\.\.|…)+$")
+_DECORATION = re.compile(r"(?:\s*\[clone [^\]]*\]|\s*\(\.kd\)|\.kd|\.\.\.|…)+$")
 _RETURN = re.compile(r"^(?:void|static void) ")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\(\(anonymous|_GLOBAL__N_\d+(?:::)?")
 _LITERAL = re.compile(r"L[a-z]n?\d+E")

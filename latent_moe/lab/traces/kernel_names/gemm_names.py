@@ -38,15 +38,28 @@ _DTYPE = re.compile("|".join(sorted(DTYPES, key=len, reverse=True)))
 _TENSILE = re.compile(r"Cijk_A(ilk|lik)(C?)_B(ljk|jlk)(C?)(?:_(\w*))?")
 _TYPES = re.compile(rf"(?:{_DTYPE.pattern})+$")
 _FLAGS = re.compile(r"[BHI]{1,3}$")
+_PAIR = r"(\d+)x(\d+)"
+# Where each library writes its tile, in the order in which the spellings can be told apart.
 _TILES = (
-    re.compile(r"_MT(\d+)x(\d+)x(\d+)"),
-    re.compile(r"nvjet_\w*?_(\d+)x(\d+)_(\d+)x\d+"),
-    re.compile(r"tilesize(\d+)x(\d+)x(\d+)"),
-    re.compile(r"gemm_\w*?_(\d+)x(\d+)_(\d+)x\d+"),
-    re.compile(r"gemm_\w*?_(\d+)x(\d+)()"),
-    re.compile(r"_matmul_ogs_\w+?_(\d+)x(\d+)x(\d+)x\d+"),
+    re.compile(rf"_MT{_PAIR}x(\d+)"),
+    re.compile(r"BLOCK_SIZE_M_(\d+)_BLOCK_SIZE_N_(\d+)(?:_BLOCK_SIZE_K_(\d+))?"),
+    re.compile(r"BLOCK_M_(\d+)_BLOCK_N_(\d+)(?:_BLOCK_K_(\d+))?"),
+    re.compile(rf"tilesize{_PAIR}x(\d+)"),
+    # CUTLASS 3: tile and cluster, both of three numbers; CUTLASS 2 and cuBLAS: tile, then K and stages.
+    re.compile(rf"_{_PAIR}x(\d+)_\d+x\d+x\d+_"),
+    re.compile(rf"nvjet_\w*?_{_PAIR}_(\d+)x\d+"),
+    re.compile(rf"gemm_(?:[a-z]\w*?_)?{_PAIR}_(\d+)x\d+(?:_|$)"),
+    re.compile(rf"gemm_(?:[a-z]\w*?_)?{_PAIR}_\w*?stages_(\d+)x\d+"),
+    re.compile(rf"_matmul_ogs_\w+?_{_PAIR}x(\d+)x\d+"),
+    re.compile(rf"(?:gemm|mm)_(?:[a-z]\w*?_)?t?{_PAIR}x(\d+)"),
+    re.compile(rf"^bmm_\w*?_t{_PAIR}x(\d+)"),
+    re.compile(rf"gemm_(?:\w*?_)?{_PAIR}()(?:_|[a-zA-Z]|$)"),
+    re.compile(r"TileGemmShape<\s*(?:ck_tile::)?sequence<(\d+), (\d+), (\d+)>"),
 )
-_TRANSPOSES = re.compile(r"_([nt])([nt])(?:_|\d|$)|_([NT])([NT])[NT]?$")
+_TRANSPOSES = re.compile(r"_([nt])([nt])[nt]?(?:_|\d|$)|_([NT])([NT])[NT]?$|_(?:S\d|r[MN]_)([NT])([NT])_")
+# CK: the block's threads, perhaps three scale blocks, then nine numbers that begin with M, N and K per block.
+_CK_NUMBERS = re.compile(r"GemmSpecialization\)\d+, ([\d, ]+?), (?:ck::)?S(?:equence)?<")
+_LAYOUTS = re.compile(r"tensor_layout::gemm::(Row|Column)Major")
 
 
 @dataclass(frozen=True)
@@ -127,8 +140,28 @@ def _types(tokens: list[str]) -> dict:
         # Old names do not spell the compute type; half types with the H flag accumulate in f32.
         types = [*types, *types, "S"] if "H" in flags and types[0] in "HB" else types
     else:
-        types, flags = _DTYPE.findall("".join(leading[:-1])), leading[-1]
+        types, flags = _inputs_and_outputs([_DTYPE.findall(token) for token in leading[:-1]]), leading[-1]
     return {**_named(types), "accumulates": "B" in flags, "high_precision": "H" in flags}
+
+
+def _inputs_and_outputs(tokens: list[list[str]]) -> list[str]:
+    """Types in one row, as one token has them; in two tokens the first holds the inputs, the second output and compute.
+
+    The N of MI300's fp8 stands once behind a pair of such types: "B8F8N" are two of that kind.
+    """
+    tokens = [_paired(types) for types in tokens]
+    if len(tokens) != 2 or len(tokens[0]) > 2 or len(tokens[1]) < 2:
+        return [name for types in tokens for name in types]
+    inputs, (out, *_, compute) = tokens
+    return [*(inputs if len(inputs) == 2 else inputs * 2), out, compute]
+
+
+def _paired(types: list[str]) -> list[str]:
+    follows = [*types[1:], ""]
+    return [
+        f"{name}N" if name in ("F8", "B8") and behind in ("F8N", "B8N") else name
+        for name, behind in zip(types, follows, strict=True)
+    ]
 
 
 def _old_style(token: str) -> tuple[list[str], str]:
@@ -164,9 +197,13 @@ def _tile(text: str) -> tuple[int, int, int | None] | None:
         if match := pattern.search(text):
             m, n, k = match.groups()
             return int(m), int(n), int(k) if k else None
-    return None
+    numbers = match[1].split(", ") if (match := _CK_NUMBERS.search(text)) else []
+    return (int(numbers[-9]), int(numbers[-8]), int(numbers[-7])) if len(numbers) >= 9 else None
 
 
 def _transposes(text: str) -> str | None:
+    layouts = _LAYOUTS.findall(text)
+    if len(layouts) >= 2:
+        return "".join("N" if layout == "Row" else "T" for layout in layouts[:2])
     match = _TRANSPOSES.search(text)
     return "".join(part for part in match.groups() if part).upper() if match else None

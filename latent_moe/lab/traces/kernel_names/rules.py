@@ -2,7 +2,8 @@
 
 Patterns are regular expressions searched for in the name's plain spelling (`spelling.plain`): one rule reads
 `void at::native::reduce_kernel<...>` and `_ZN2at6native13reduce_kernelI...` alike. `~` stands for further parts of a
-nested name, inside which nothing of a template's arguments is seen. Two rules may look the same and differ in order only:
+nested name, inside which nothing of a template's arguments is seen. A pattern that begins with `@` is searched for in
+the kernel's own name alone, in front of template and call arguments: words say what a kernel is only there. Two rules may look the same and differ in order only:
 what is more special stands above. Names are those that ROCm's, NVIDIA's and PyTorch's libraries, vLLM, aiter and
 Triton show in traces.
 """
@@ -24,7 +25,23 @@ LIBRARIES = (
     *("rccl", "nccl", "gloo", "vllm", "pytorch", "rocprim", "cub", "rocclr", "cuda", "flash_attn", "unknown"),
 )
 
-# Collectives stand first: "reduce" and "gather" in their names mean something else below.
+# Inductor names a kernel after its form (pointwise, reduction, template) and then after every operator fused into it:
+# the form says what it is.
+INDUCTOR = (
+    (
+        r"^triton_poi_fused(?:__?(?:to_copy|unsafe_view|clone|cat|copy_?|stack|view|transpose|permute|slice|split|"
+        r"unsqueeze|squeeze|expand|select|constant_pad_nd))+_\d+$",
+        "copy",
+        "triton",
+    ),
+    (r"^triton_(?:poi|for)_", "elementwise", "triton"),
+    (r"^triton_(?:red|per)_\w*(?:rms|layer|group|batch)_norm", "norm", "triton"),
+    (r"^triton_(?:red|per|split_scan|spl)_", "reduction", "triton"),
+    (r"^triton_tem_\w*(?:attention|flex)", "attention", "triton"),
+    (r"^triton_(?:tem|mm|bmm)_", "gemm", "triton"),
+)
+
+# Collectives stand first among the others: "reduce" and "gather" in their names mean something else below.
 COLLECTIVES = (
     # RCCL keeps NCCL's names; only its generic kernels (numbered by unroll factor) tell the two apart.
     (r"ncclDevKernel(?:Debug)?_Generic_\d|rcclKernel", "collective", "rccl"),
@@ -46,10 +63,21 @@ COLLECTIVES = (
         "unknown",
     ),
     (r"trtllm_?allreduce", "collective", "unknown"),
+    (r"@\bshm_(?:all_?reduce|all_?gather|reduce|gather|send|recv)", "collective", "vllm"),
+    (r"@(?:one|two)_?shot\w*all_?reduce|all_?reduce\w*(?:one|two)_?shot", "collective", "unknown"),
+    (
+        r"@^(?!.*c10d|.*aten::).*(?:all_?reduce|reduce_?scatter|all_?gather|all_?to_?all)(?!.*(?:quant|norm_only))",
+        "collective",
+        "unknown",
+    ),
     (r"_all_?reduce_kernel|_all_?gather_kernel|_reduce_?scatter_kernel", "collective", "triton"),
 )
 
 MOE = (
+    (r"@topk_?softmax|topk_?gating|biased_?topk", "moe", "aiter"),
+    (r"deep_ep::|@\bmori::|[Ee]p(?:_d|D)ispatch|[Ee]p(?:_c|C)ombine", "moe", "unknown"),
+    # TensorRT-LLM's batched products with routed activations are the experts'.
+    (r"^bmm_\w*(?:[sS]wi[gG]lu|[gG]e[gG]lu|dynBatch|routeAct)", "moe", "unknown"),
     (
         r"fmoe|moe_ck2stages|aiter::~(?:moe|topk_softmax|topk_gating|grouped_topk|biased_grouped)",
         "moe",
@@ -73,12 +101,22 @@ MOE = (
         "moe",
         "triton",
     ),
-    (r"[Mm]ixtureOfExperts|cutlass~[Mm]oe|moe::dev::|finalizeMoeRouting", "moe", "cutlass"),
+    (
+        r"[Mm]ixtureOfExperts|cutlass_kernels::~(?:expandInput|finalizeMoe|doActivation|buildExpert)|cutlass~[Mm]oe|moe::dev::|finalizeMoeRouting",
+        "moe",
+        "cutlass",
+    ),
 )
 
 ATTENTION = (
     (
-        r"aiter::~(?:fmha|mla|pa_|paged_att|flash|reshape_and_cache|concat_and_cache|rope|rotary)",
+        r"flashinfer::~(?:Batch|Single|Paged|Ragged|Append|Merge|VariableLength|\w*(?:KVCache|Attention|MLA))",
+        "attention",
+        "unknown",
+    ),
+    (r"cudnn\w*(?:sdpa|flash|fmha|attention)", "attention", "cudnn"),
+    (
+        r"aiter::~(?:fmha|mla|pa_|PA_|paged_att|flash|reshape_and_cache|concat_and_cache|rope|rotary)",
         "attention",
         "aiter",
     ),
@@ -96,12 +134,12 @@ ATTENTION = (
         "cutlass",
     ),
     (
-        r"kernel_unified_attention|_fwd_kernel|_attn_fwd|_attn_bwd|_fwd_grouped_kernel|reduce_segments",
+        r"kernel_unified_attention|^_[fb]wd_kernel|_attn_fwd|_attn_bwd|_fwd_grouped_kernel|reduce_segments",
         "attention",
         "triton",
     ),
     (
-        r"_decode_att|_mla_|chunk_(?:gated_)?delta|fused_recurrent|_kda_|chunk_kda",
+        r"_decode_att|_mla_|chunk_(?:gated_)?delta|fused_recurrent|(?:^|_)kda_",
         "attention",
         "triton",
     ),
@@ -114,6 +152,8 @@ ATTENTION = (
 )
 
 NORM = (
+    (r"cudnn\w*::~(?:bn_|\w*[Nn]orm)|^cudnn_\w*norm|MIOpen\w*Norm|miopen\w*norm", "norm", "cudnn"),
+    (r"flashinfer::~(?:norm::|\w*[Nn]orm)", "norm", "unknown"),
     (r"aiter::~(?:[Rr]ms_?[Nn]orm|[Ll]ayer_?[Nn]orm|add_rmsnorm)", "norm", "aiter"),
     (r"ck(?:_tile)?::.*?(?:Rmsnorm|Layernorm|RmsNorm|LayerNorm|[Nn]ormalization)", "norm", "ck"),
     (r"vllm::~(?:rms_norm|layernorm|fused_add_rms)", "norm", "vllm"),
@@ -129,9 +169,42 @@ NORM = (
     ),
     (r"aten::(?:_fused_rms_norm|rms_norm|native_layer_norm|layer_norm)\b", "norm", "pytorch"),
     (
-        r"triton_\w*(?:rms_?norm|layer_?norm)|_rms_?norm\w*_kernel|_layer_norm_fwd|fused_rms_\w+|_norm_kernel",
+        r"_rms_?norm\w*_kernel|_layer_norm_fwd|fused_rms_\w+|_norm_kernel",
         "norm",
         "triton",
+    ),
+)
+
+# A convolution's kernels name GEMMs, tiles and tensor ops too; its direction, layout or library tells it.
+CONVOLUTION = (
+    (r"@cudnn\w*::~\w*[Ss]oftmax|MIOpenSoftmax|SoftmaxForward$", "reduction", "cudnn"),
+    (
+        r"[fF]prop|[dwDW]grad(?:_|[A-Z\d])|[Ww]grad|[dD]grad|ImplicitGemm(?:Conv|Multistage)|implicit_(?:gemm|convolve)|scudnn",
+        "other",
+        "cudnn",
+    ),
+    (r"ck(?:_tile)?::.*?grouped_?conv|kernel_grouped_conv|[Gg]rouped[Cc]onv", "other", "ck"),
+    (
+        r"@igemm_(?:fwd|bwd|wrw)|[Ww]inograd|im2col|col2im|[Cc]onv(?:olution|olve|Fwd|Bwd|\d|_|$)|Conv_v|N[CH][HCW]{2}2|TensorOp|CNHW",
+        "other",
+        "cudnn",
+    ),
+    (r"cudnn|MIOpen|miopen", "other", "cudnn"),
+    (r"@\bfft|_fft|vector_fft|regular_fft|dpRadix", "other", "unknown"),
+)
+
+# BLAS routines that are no products stand in cublas's and rocblas's files beside those that are.
+BLAS = (
+    (
+        r"@(?:^|[_:])(?:trsm|trmm|trsv|syrk|herk|getr[fs]|potrf|geqrf|larf[tb]?|laswp|xxtrf\d?|create_pivot)",
+        "other",
+        "unknown",
+    ),
+    (r"@(?:^|[_:])(?:scal|axpy|swap|rot)_?(?:batched_)?(?:kernel|$)", "elementwise", "unknown"),
+    (
+        r"@(?:^|[_:])(?:dot[cu]?|asum|nrm2|iama[xn]|i?amax)_?\w*kernel|reduce_1Block_kernel",
+        "reduction",
+        "unknown",
     ),
 )
 
@@ -140,7 +213,7 @@ GEMM = (
     (r"Cijk_\w*?(?:UserArgs|_Bias|_SAV|PostGSU|_HA_)|Cijk_\w*?_LDSB\d_AFC", "gemm", "hipblaslt"),
     (r"Cijk_\w*?(?:_S[EN]_K1|_S[EN]_1LDSB|_APM\d_ABV|MI\d+x\d+x\d+x\d+)", "gemm", "rocblas"),
     (r"Cijk_", "gemm", "tensile"),
-    (r"rocblas_?(?:\w*?)(?:gemv|gemm|dot_kernel|gemvt|gemvn)", "gemm", "rocblas"),
+    (r"rocblas_?(?:\w*?)(?:gemv|gemm|gemvt|gemvn)", "gemm", "rocblas"),
     (r"hipblaslt|_hipBLASLt|SplitK_PostGSU", "gemm", "hipblaslt"),
     (r"flydsl\w*|hgemm_\w*flydsl", "gemm", "flydsl"),
     (
@@ -159,7 +232,7 @@ GEMM = (
         "gemm",
         "cublas",
     ),
-    (r"(?:volta|turing|ampere|hopper|maxwell)_\w*gemm|dot_kernel<|magma_\w*gemm", "gemm", "cublas"),
+    (r"(?:volta|turing|ampere|hopper|maxwell)_\w*gemm|magma_\w*gemm", "gemm", "cublas"),
     (
         r"cutlass.*?(?:[Gg]emm|tensorop)|cutlass_\d+_\w+|GemmUniversal|deep_gemm",
         "gemm",
@@ -167,7 +240,7 @@ GEMM = (
     ),
     (r"^fused_up_projection", "gemm", "triton"),
     (
-        r"triton_(?:tem|mm)_\w+|_gemm_a\w+|_?matmul_kernel|_gemm_kernel|batched_gemm_\w*kernel|_w8a8_\w*gemm",
+        r"_gemm_a\w+|_?matmul_kernel|_gemm_kernel|batched_gemm_\w*kernel|_w8a8_\w*gemm",
         "gemm",
         "triton",
     ),
@@ -190,7 +263,6 @@ COPIES = (
         "copy",
         "pytorch",
     ),
-    (r"triton_\w*fused\w*?(?:_to_copy|_clone|_cat|_copy_?)_\d+$", "copy", "triton"),
     (r"aten::(?:copy_|fill_|zero_|cat|clone|_to_copy|_cat|index_copy_?)$", "copy", "pytorch"),
     (r"concat_cont|cpy_f|k_cpy", "copy", "unknown"),
 )
@@ -202,25 +274,23 @@ REDUCTIONS = (
         "pytorch",
     ),
     (r"multi_tensor_apply_kernel(?:.*?)LpNormFunctor", "reduction", "pytorch"),
-    (r"triton_(?:red|per)_\w+", "reduction", "triton"),
     (
         r"aten::(?:sum|mean|amax|amin|max|min|argmax|topk|_softmax|softmax|_log_softmax|cumsum|norm|linalg_vector_norm|var|std|all|any)$",
         "reduction",
         "pytorch",
     ),
-    (r"(?:rocprim|hipcub|cub)::~(?:[Rr]educe)", "reduction", "rocprim"),
+    (r"@(?:rocprim|hipcub|cub)::\S*[Rr]educe(?!ByKey|_by_key)", "reduction", "rocprim"),
 )
 
 ELEMENTWISE = (
     (r"vllm::~(?:act_and_mul|silu|gelu|swigluoai|scaled_\w*quant|quant|convert_fp8)", "elementwise", "vllm"),
     (r"aiter::~(?:act_and_mul|scaled_act|silu|quant|smooth|add_|mul_|binary)", "elementwise", "aiter"),
-    (r"(?:vectorized|unrolled|vectorized_templated|legacy)?_?elementwise_kernel", "elementwise", "pytorch"),
+    (r"(?<!index_)elementwise_kernel", "elementwise", "pytorch"),
     (
         r"multi_tensor_apply_kernel|fused_dropout_kernel|masked_scale_kernel|CUDAFunctor|distribution_elementwise",
         "elementwise",
         "pytorch",
     ),
-    (r"triton_poi_\w+", "elementwise", "triton"),
     (r"act_and_mul_kernel|silu_and_mul|situ_and_mul|_swiglu\w*", "elementwise", "unknown"),
     (
         r"aten::(?:add|sub|mul|div|pow|sqrt|rsqrt|tanh|sigmoid|silu|gelu|relu|exp|log|neg|abs|clamp|where|addcmul|lerp|maximum|minimum|reciprocal|square|masked_fill|normal|uniform|bernoulli|eq|ne|lt|gt|le|ge|floor|round|logical_not|bitwise_and|sin|cos)_?$",
@@ -231,15 +301,55 @@ ELEMENTWISE = (
     (r"unary_(?:gated_)?op_kernel|k_bin_bcast|scale_f32|quantize_q8", "elementwise", "unknown"),
 )
 
-# What the word alone says, when no library's own spelling was found above.
+# What a word of the kernel's own name says, when no library's spelling was found above.
 WORDS = (
-    (r"moe|_permute_kernel|_unpermute_kernel", "moe", "unknown"),
+    (r"@moe|MoE|Moe|_expert|(?:^|_)(?:un)?permute_kernel|(?:^|_)experts?_", "moe", "unknown"),
     (
-        r"fmha|flash_?att|paged_?att|rotary_embedding|\brope_|gated_delta|scaled_dot_product",
+        r"@[Ff]mha|[Ff]lash_?[Aa]tt|[Pp]aged_?[Aa]tt|[Rr]otary|(?:^|[_:])rope(?:_|$)|[Rr]oPE|gated_delta|delta_rule|scaled_dot_product",
         "attention",
         "unknown",
     ),
-    (r"[Rr][Mm][Ss]_?[Nn]orm|[Ll]ayer_?[Nn]orm|l2_norm", "norm", "unknown"),
+    (
+        r"@[Aa]ttention|(?:^|[_:])attn|_attn(?:_|$)|Attn|kv_?cache|KVCache|KvCache|indexer|(?:^|[_:])mla_|_mla_|(?:^|_)nsa_|"
+        r"_sparse_fwd|_k_and_s_|sage_",
+        "attention",
+        "unknown",
+    ),
+    (
+        r"@(?i:(?:rms|layer|group|batch|instance|l2|qk)_?norm)|cuCompute(?:Part)?Grad|cuApplyLayerNorm|GammaBeta|"
+        r"(?:^|[_:])norm(?:aliz\w*)?_?(?:fwd|bwd|kernel)",
+        "norm",
+        "unknown",
+    ),
+    (
+        r"@(?:^|[_:])[hsdczi]?(?:gc)?gemm(?:k1|SN|_|[A-Z\d]|$)|[Gg]emv|[Mm]at_?[Mm]ul(?:_|[A-Z]|$)|matrix_multiplication|mul_mat|_mmq|"
+        r"(?:^|_)bmm_|[Ss]plit_?[Kk]_?[Rr]educe",
+        "gemm",
+        "unknown",
+    ),
+    (r"@[Qq]uant|[Ff][Pp]8row|qparam|(?:to|from)_fp[48]", "elementwise", "unknown"),
+    (
+        r"@page_ind|token_id|position|[Ii]nd(?:ex|ic|ptr)|(?<!selective_)scan(?:_|[A-Z]|$)|[Ss]ort|[Hh]istogram|[Ee]mbed|pooled_embs|"
+        r"permute_\dD|partition|[Gg]ather|[Uu]nique|nonzero|bounds_check|linearize|to_dense|segment|onesweep|"
+        r"lookback|[gs]et_rows|arange|compute_grad_weight|[Ss]ampl|[Pp]hilox|bincount|slot_mapping|block_table",
+        "other",
+        "unknown",
+    ),
+    (
+        r"@[Ss]oft_?[Mm]ax|lpnorm|sum_and_scatter|arg_?m(?:ax|in)|[Tt]op_?[Kk]|logsumexp|cross_entropy|(?:^|_)reduc(?:e|tion)_kernel",
+        "reduction",
+        "unknown",
+    ),
+    (
+        r"@(?:^|_)(?:memcpy|memset|copy|fill|cat|concat|transpose|pad)_?(?:\w*_)?(?:async_)?(?:kernel|\d|$)|[Tt]ranspose",
+        "copy",
+        "unknown",
+    ),
+    (
+        r"@silu|gelu|swiglu|(?:^|_)relu|[Dd]ropout|amp_(?:update|foreach|non_finite)|elementwise|pointwise",
+        "elementwise",
+        "unknown",
+    ),
 )
 
 # Known, and none of the kinds above: indexing, sorting, random numbers, host views.
@@ -268,11 +378,14 @@ NAMESPACES = (
 )
 
 RULES = (
+    *INDUCTOR,
     *COLLECTIVES,
     *GEMM[:3],
     *MOE,
     *ATTENTION,
     *NORM,
+    *CONVOLUTION,
+    *BLAS,
     *GEMM[3:],
     *COPIES,
     *REDUCTIONS,
