@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from latent_moe.errors import InputError
+from latent_moe.errors import InputError, unknown
+from latent_moe.files import write_json
 
 KINDS = ("measured", "published", "modelled", "synthetic")
 MANIFEST = "manifest.json"
@@ -42,11 +43,11 @@ class Manifest:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise InputError(f"manifest {self.name}: kind {self.kind!r} is none of {', '.join(KINDS)}")
-        for one in fields(self):
-            wanted = dict if one.name in ("software", "files", "parameters") else str
-            if not isinstance(getattr(self, one.name), wanted):
+        for item in fields(self):
+            wanted = dict if item.name in ("software", "files", "parameters") else str
+            if not isinstance(getattr(self, item.name), wanted):
                 raise InputError(
-                    f"manifest {self.name}: {one.name} is not {'an object' if wanted is dict else 'text'}"
+                    f"manifest {self.name}: {item.name} is not {'an object' if wanted is dict else 'text'}"
                 )
 
 
@@ -72,12 +73,7 @@ def load_manifest(folder: str | Path) -> Manifest:
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> Path:
     """Write folder/manifest.json whole or not at all; returns its path."""
-    path = Path(folder) / MANIFEST
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
-    return path
+    return write_json(Path(folder) / MANIFEST, asdict(manifest), indent=2)
 
 
 def folders(root: str | Path | None = None) -> list[Path]:
@@ -95,6 +91,5 @@ def profile_path(name: str) -> Path:
     """The folder of the recording `name`. Raises InputError that names what there is."""
     folder = profiles_dir() / name
     if not (folder / MANIFEST).is_file():
-        known = ", ".join(path.name for path in folders())
-        raise InputError(f"no recording {name!r} under profiles/ (there are: {known or 'none'})")
+        raise unknown("recording", name, (path.name for path in folders()))
     return folder

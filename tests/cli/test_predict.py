@@ -5,7 +5,7 @@ import json
 import pytest
 
 from latent_moe.cli import main
-from latent_moe.lab.cost import constants
+from latent_moe.lab.cost import hardware
 from latent_moe.lab.recordings import profile_path
 
 SCORED = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
@@ -46,7 +46,7 @@ def test_anchored_within_the_bounds(capsys):
 
 
 def test_other_constants_move_the_prediction(capsys, tmp_path):
-    lines = constants.BUILT_IN.read_text().splitlines()
+    lines = hardware.CONSTANTS.read_text().splitlines()
     changed = [
         line.replace("kernel_us,4.64", "kernel_us,2.0") if line.startswith("mi355x.") else line
         for line in lines
@@ -78,13 +78,13 @@ def test_another_tp_and_machine_are_predicted_without_a_table_of_their_own(capsy
     [
         (("--tp", "3"), "does not divide the hidden size"),
         (("--tp", "0"), "not a positive number of ranks"),
-        (("--hardware", "abacus"), "known: b200"),
+        (("--hardware", "abacus"), "unknown hardware 'abacus' (there are: b200"),
         (("--table", "nowhere.csv"), "nowhere.csv"),
         (("--anchor", "7"), "no pair of rows at concurrency 7"),
-        (("--baseline", "before"), "no baseline row 'before'"),
+        (("--baseline", "before"), "unknown baseline 'before'"),
         (("--layers", "0"), "layers 0"),
         (("--budget", "100"), "leaves no prompt tokens"),
-        (("--tails", "nowhere"), "no recording 'nowhere'"),
+        (("--tails", "nowhere"), "unknown recording 'nowhere'"),
         (("--preset", "huge"), "unknown preset"),
     ],
 )
@@ -95,9 +95,9 @@ def test_bad_input_is_one_line_and_exit_2(capsys, arguments, fault):
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        ("8192,1024,8,PR,1,1,1", "no baseline row"),
-        ("8192,1024,8,main,1,-1,1", "not a positive number"),
-        ("8192,1024,8,main,0,1,1", "not a positive number"),
+        ("8192,1024,8,PR,1,1,1", "unknown baseline 'main'"),
+        ("8192,1024,8,main,1,-1,1", "zero or negative, or beyond any clock: mean_ttft_ms = -1"),
+        ("8192,1024,8,main,0,1,1", "zero or negative, or beyond any clock: total_tok_per_s = 0"),
     ],
 )
 def test_bad_tables_are_one_line_and_exit_2(capsys, tmp_path, row, fault):
@@ -116,7 +116,6 @@ def test_an_unknown_unit_is_one_line_and_exit_2(capsys, tmp_path):
 
 def test_a_calibrated_machine_goes_before_a_named_one(published_path):
     from latent_moe.lab.cost import answer as report
-    from latent_moe.lab.cost import hardware
 
     figures = {"copy_tb_per_s": 4.0, "gemm_tflops": 700.0, "launch_us": 3.0}
     machine = hardware.from_calibration(figures, hardware.get("h200"))

@@ -9,7 +9,7 @@ import pytest
 from latent_moe.cli import main
 from latent_moe.errors import InputError
 from latent_moe.lab.bench.recipe import RECIPES, load_recipe
-from latent_moe.lab.cost import prefill_steps
+from latent_moe.lab.cost import predict
 from latent_moe.lab.recordings import Manifest
 
 GOOD = {"name": "x", "kind": "measured", "title": "x", "device": "x", "date": "2026-01-01"}
@@ -44,7 +44,7 @@ def test_a_full_disk_behind_standard_output(tmp_path, repository):
 
 def test_prompts_beyond_counting_are_refused_at_once():
     with pytest.raises(InputError, match="do not fit"):
-        prefill_steps.steps_to_first_token(8, 10**11, 16384)
+        predict.steps_to_first_token(8, 10**11, 16384)
 
 
 @pytest.mark.parametrize(

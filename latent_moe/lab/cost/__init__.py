@@ -1,6 +1,6 @@
 """What the tail of a latent MoE layer should cost: from vendor figures, published kernels and recordings.
 
-Standard library only. Read in this order: constants, hardware, gemm, collectives, tail, then waves and predict
-(the end-to-end change of a throughput table), table and table_facts (what a table says about itself), recordings
-and fit (the same model fitted to measured tails).
+Read in this order: hardware, terms, gemm, tail, then predict (the end-to-end change of a throughput table), answer
+(what the verb is asked and says), table_facts (what a table says about itself), tail_timings and savings (recordings
+of tails), auto_tail (the automatic choice).
 """

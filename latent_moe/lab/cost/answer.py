@@ -1,12 +1,273 @@
-"""One question of `latent-moe predict` answered: options and manifest in, a plain dict out."""
+"""One question of `latent-moe predict` answered: options, manifest and defaults in, a plain dict out."""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from latent_moe.errors import InputError
-from latent_moe.lab.cost import constants, hardware, request, savings, tail_timings
-from latent_moe.lab.cost.predict import SCORED, Predicted, Prediction, predict_table
+from latent_moe import config as configs
+from latent_moe.errors import InputError, unknown
+from latent_moe.lab import recordings
+from latent_moe.lab.cost import hardware, savings, tail_timings
+from latent_moe.lab.cost.predict import SCORED, ArmRow, Predicted, Prediction, Setup, predict_table
+from latent_moe.lab.cost.tail import TAIL_NAMES
+from latent_moe.lab.cost.terms import check_case
+from latent_moe.lab.results import METRICS, Results, Run, read_results
+from latent_moe.lab.results.comparison import Cell, cells_of, choose_arms
+from latent_moe.lab.results.validity import mean_value
+from latent_moe.tail_variants.registry import AUTO
+
+# The name of the table in a published recording.
+TABLE = "table.csv"
+DEFAULTS: dict[str, Any] = {
+    "tp": 8,
+    "layers": 92,
+    "budget": 16384,
+    "preset": "kimi-k3",
+    "baseline": "main",
+    "candidate": "PR",
+    "hardware": "mi355x",
+}
+WHOLE, TEXT, OBJECTS = ("tp", "layers", "budget"), ("preset", "hardware", "tails"), ("arms", "config")
+# What the manifest beside a table calls the same things.
+MANIFEST_NAMES = {"moe_layers": "layers", "max_num_batched_tokens": "budget"}
+USUAL_TAILS = {"baseline": "replicated", "candidate": "column_parallel"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The rows of the table, everything that is given by name, and what both say together.
+
+    `tails` are those of the baseline's and the candidate's arm; `left_out` names rows that are not compared, `notes` what
+    was taken for granted.
+    """
+
+    rows: list[ArmRow]
+    given: dict[str, Any]
+    setup: Setup
+    config: configs.LatentMoEConfig
+    tails: tuple[str, str]
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_request(options: Mapping[str, Any]) -> Request:
+    """`options`: table, and any of the verb's options (None: from the manifest, else default).
+
+    Raises InputError for what cannot be used, with the option or the file and its key.
+    """
+    path = Path(options["table"])
+    asked = {key: value for key, value in options.items() if value is not None}
+    _check_asked(asked)
+    of_runs = _of_runs(path)
+    results = _read(path)
+    given = DEFAULTS | (manifest := _manifest(path)) | asked
+    if of_runs:
+        _check_complete(path, manifest, asked)
+        given |= _arms(path, results, asked)
+    _check_machine(given, asked)
+    setup = Setup(*(given[name] for name in ("tp", "layers", "budget", "baseline", "candidate")))
+    _check_setup(setup)
+    rows, left_out = arm_rows(results, setup, asked)
+    config = _config(given, asked)
+    check_case(1, setup.tp, config)
+    tails, notes = _tails(given, of_runs)
+    return Request(rows, given, setup, config, tails, left_out, notes)
+
+
+def _of_runs(path: Path) -> bool:
+    """Whether the rows are those of result files, not of a table."""
+    return path.is_dir() and not (path / TABLE).is_file()
+
+
+def _read(path: Path) -> Results:
+    return read_results([path / TABLE if path.is_dir() and not _of_runs(path) else path])
+
+
+def table_rows(path: str | Path, setup: Setup | None = None) -> list[ArmRow]:
+    """The usable rows of a table or of result files (see `arm_rows`)."""
+    return arm_rows(_read(Path(path)), setup or Setup())[0]
+
+
+def arm_rows(
+    results: Results, setup: Setup, asked: Mapping[str, Any] | None = None
+) -> tuple[list[ArmRow], tuple[str, ...]]:
+    """The two arms as rows, and what is left out: by the cells, means and reasons of `latent-moe table`.
+
+    A candidate that cannot be compared leaves the baseline's row to be predicted; a baseline that cannot takes both out.
+    Raises InputError for an arm that is not there, and where no row of the baseline is left.
+    """
+    arms = list(dict.fromkeys(run.arm or "?" for run in results.runs))
+    if setup.baseline not in arms:
+        raise unknown("baseline", setup.baseline, arms)
+    if setup.candidate not in arms and "candidate" in (asked or {}):
+        raise unknown("candidate", setup.candidate, [arm for arm in arms if arm != setup.baseline])
+    rows: list[ArmRow] = []
+    left_out: list[str] = []
+    two_arms = setup.candidate in arms
+    for cell in cells_of(results, setup.baseline, setup.candidate)[1]:
+        reasons = _reasons(cell, two_arms)
+        usable = bool(cell.baseline) and not (reasons and _baseline_refused(cell))
+        if usable:
+            before, after = (tuple(cell.baseline), ()) if reasons or not two_arms else cell.sides()
+            rows += [
+                _arm_row(runs, arm) for runs, arm in zip((before, after), _both(setup), strict=True) if runs
+            ]
+        refused = [
+            arm for arm, runs in zip(_both(setup), (cell.baseline, cell.candidate), strict=True) if runs
+        ]
+        if reasons:
+            refused = refused if not usable else [setup.candidate]
+            left_out += [f"{arm} at concurrency {cell.concurrency}: {'; '.join(reasons)}" for arm in refused]
+    if not rows:
+        raise InputError(f"no row of the baseline {setup.baseline!r} can be used: {'; '.join(left_out)}")
+    return rows, tuple(left_out)
+
+
+def _both(setup: Setup) -> tuple[str, str]:
+    return setup.baseline, setup.candidate
+
+
+def _reasons(cell: Cell, two_arms: bool) -> list[str]:
+    """The table's reasons against the metrics that are predicted, and what the closed form cannot do without."""
+    reasons = [text for name in SCORED for text in cell.reasons(name, two_arms)]
+    if not reasons and not (cell.baseline or cell.candidate)[0].known_cell:
+        reasons = ["unknown lengths or concurrency: never pooled with other runs"]
+    if not reasons:
+        lacking = (name for name in SCORED if mean_value(tuple(cell.baseline), name) is None)
+        reasons = [f"{name} is missing" for name in lacking]
+    return list(dict.fromkeys(reasons))
+
+
+def _baseline_refused(cell: Cell) -> bool:
+    """Whether the reasons against a cell are its baseline's, so that there is nothing to predict from."""
+    lacking = any(mean_value(tuple(cell.baseline), name) is None for name in SCORED)
+    return bool(cell.baseline_faults) or lacking or not cell.baseline[0].known_cell
+
+
+def _arm_row(runs: tuple[Run, ...], arm: str) -> ArmRow:
+    isl, osl, concurrency = runs[0].cell
+    means = {name: mean_value(runs, name) for name in METRICS}
+    known = {name: value for name, value in means.items() if value is not None}
+    return ArmRow(isl or 0, osl or 0, concurrency or 0, arm, known)
+
+
+def _check_asked(asked: Mapping[str, Any]) -> None:
+    empty = [name for name, value in asked.items() if value == ""]
+    if empty:
+        raise InputError(f"--{empty[0]} is empty")
+    if asked.get("anchor") is not None and asked.get("tails"):
+        raise InputError(
+            "--anchor takes the savings from the table's own rows: leave out --tails or --anchor"
+        )
+
+
+def _check_complete(path: Path, manifest: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Runs of somebody's server are not those of the published machine: nothing about them is guessed."""
+    missing = [name for name in (*WHOLE, "hardware") if name not in manifest and name not in asked]
+    if "machine" in asked or manifest.get("table_device"):
+        missing = [name for name in missing if name != "hardware"]
+    if missing:
+        words = ", ".join(f"--{name}" for name in missing)
+        raise InputError(f"{path}: no manifest there says how these runs were made: give {words}")
+
+
+def _arms(path: Path, results: Results, asked: Mapping[str, Any]) -> dict[str, str]:
+    """Of result files: the baseline's arm and the candidate's. Several candidates are never taken together."""
+    roles = {role: {run.arm for run in results.runs if run.role == role} for role in USUAL_TAILS}
+    if not any(roles.values()):
+        left, right = choose_arms(results, asked.get("baseline"), asked.get("candidate"))
+        return {"baseline": left or "?"} | ({"candidate": right} if right else {})
+    chosen = {}
+    for role, arms in roles.items():
+        names = sorted(arm or "?" for arm in arms)
+        if role in asked:
+            continue
+        if not names:
+            raise InputError(f"{path}: no runs of an arm that is the {role}")
+        if len(names) > 1:
+            raise InputError(
+                f"{path} has several arms as {role}: say --{role} (there are: {', '.join(names)})"
+            )
+        chosen[role] = names[0]
+    return chosen
+
+
+def _check_machine(given: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """A table that says on what it was measured is not predicted for another machine unless that is asked for."""
+    chosen = asked.get("hardware") or asked.get("machine") or asked.get("tails")
+    if given.get("table_device") and not given.get("table_hardware") and not chosen:
+        known = ", ".join(hardware.known())
+        raise InputError(
+            f"the table is of {given['table_device']}, which is not known here: say --hardware (here, {known})"
+        )
+
+
+def _check_setup(setup: Setup) -> None:
+    if setup.tp == 1:
+        raise InputError("tp 1: one rank has nothing to shard, the change does nothing there")
+    if setup.baseline == setup.candidate:
+        raise InputError(f"baseline and candidate are both {setup.baseline!r}")
+    for name in ("layers", "budget"):
+        if getattr(setup, name) < 1:
+            raise InputError(f"{name} {getattr(setup, name)} must be at least 1")
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """What the manifest beside the table gives, under the options' names. Raises InputError for a value of a wrong kind."""
+    folder = path if path.is_dir() else path.parent
+    if not (folder / recordings.MANIFEST).is_file():
+        return {}
+    manifest = recordings.load_manifest(folder)
+    named = {MANIFEST_NAMES.get(key, key): value for key, value in manifest.parameters.items()}
+    known = (*DEFAULTS, "arms", "config", "tails", "isl", "osl")
+    stated = {key: value for key, value in named.items() if key in known and value is not None}
+    _check_manifest(stated, f"{folder / recordings.MANIFEST}: parameters")
+    measured_on = stated.get("hardware") or hardware.of_device(manifest.device)
+    about = {"table_kind": manifest.kind, "table_hardware": measured_on, "table_device": manifest.device}
+    about["table_tp"] = stated.get("tp")
+    return stated | about | ({"hardware": measured_on} if measured_on else {})
+
+
+def _check_manifest(stated: Mapping[str, Any], where: str) -> None:
+    for name, value in stated.items():
+        if name in WHOLE and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{where}: {name} is {value!r}, a positive whole number was expected")
+        if name in TEXT and not isinstance(value, str):
+            raise InputError(f"{where}: {name} is {value!r}, text was expected")
+        if name in OBJECTS and not isinstance(value, dict):
+            raise InputError(f"{where}: {name} is {value!r}, an object was expected")
+    for arm, about in stated.get("arms", {}).items():
+        if not isinstance(about, dict) or not isinstance(about.get("tail"), str | None):
+            raise InputError(
+                f"{where}: arms: {arm} is {about!r}, an object with the tail's name was expected"
+            )
+
+
+def _config(given: Mapping[str, Any], asked: Mapping[str, Any]) -> configs.LatentMoEConfig:
+    chosen = configs.preset(given["preset"])
+    if "preset" in asked:
+        return chosen
+    return chosen.replace(**given.get("config", {}))
+
+
+def _tails(given: Mapping[str, Any], of_runs: bool) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """((the baseline's tail, the candidate's), what had to be assumed): the manifest's word, else the arm's own name,
+    else those of the change."""
+    tails, notes = {}, []
+    for role, usual in USUAL_TAILS.items():
+        name = given[role]
+        stated = (given.get("arms", {}).get(name) or {}).get("tail")
+        tails[role] = stated or (name if name in (*TAIL_NAMES, AUTO) else usual)
+        if tails[role] not in (*TAIL_NAMES, AUTO):
+            raise InputError(f"arm {name}: {unknown('tail', stated, (*TAIL_NAMES, AUTO))}")
+        if of_runs and not stated and name != tails[role]:
+            notes.append(f"nothing says which tail the arm {name} runs: taken as {tails[role]}")
+    if tails["baseline"] == tails["candidate"]:
+        both = f"{given['baseline']} and {given['candidate']}"
+        raise InputError(f"{both} both run the tail {tails['baseline']}: nothing to predict")
+    return (tails["baseline"], tails["candidate"]), tuple(notes)
 
 
 def predict(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,23 +276,23 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError for an unusable table, unknown hardware, or a tp that does not divide the hidden size.
     """
-    found = request.read(options)
-    given = found.given
+    request = read_request(options)
+    given = request.given
     machine = given.get("machine") or hardware.get(given["hardware"], _constants(given))
-    prediction = predict_table(found.rows, _savings(found, machine), found.setup, given.get("anchor"))
-    left = {"left_out": list(found.left_out), "assumed": list(found.notes)}
+    prediction = predict_table(request.rows, _savings(request, machine), request.setup, given.get("anchor"))
+    left = {"left_out": list(request.left_out), "assumed": list(request.notes)}
     return _answer(prediction, given, machine) | left
 
 
 def _constants(given: Mapping[str, Any]) -> dict | None:
-    return constants.load(given["constants"]) if given.get("constants") else None
+    return hardware.load_constants(given["constants"]) if given.get("constants") else None
 
 
-def _savings(found: request.Question, machine: hardware.Hardware) -> savings.Savings:
-    tp, name = found.setup.tp, found.given.get("tails")
+def _savings(request: Request, machine: hardware.Hardware) -> savings.Savings:
+    tp, name = request.setup.tp, request.given.get("tails")
     if not name:
-        return savings.modelled(machine, tp, found.config, *found.tails)
-    return savings.recorded(tail_timings.read(name), tp, *found.tails, source=name)
+        return savings.modelled(machine, tp, request.config, *request.tails)
+    return savings.recorded(tail_timings.read(name), tp, *request.tails, source=name)
 
 
 def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.Hardware) -> dict[str, Any]:

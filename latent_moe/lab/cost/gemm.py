@@ -16,7 +16,7 @@ from statistics import median
 from latent_moe.errors import InputError
 from latent_moe.lab import recordings
 from latent_moe.lab.cost.hardware import Hardware
-from latent_moe.lab.cost.interpolate import leave_one_out_error, loglog
+from latent_moe.lab.cost.tail_timings import leave_one_out_error, loglog
 from latent_moe.lab.cost.terms import Term
 
 BYTES = 2  # bf16

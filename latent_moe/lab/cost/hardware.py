@@ -1,12 +1,84 @@
-"""Machines: what the cost model knows of a GPU, from the constants or from a calibration of this machine."""
+"""Machines: what the cost model knows of a GPU, from the constants or from a calibration of this machine.
 
+The constants are rows of a CSV: name, value, unit, kind, source. Kinds: vendor (a data sheet), published (somebody
+else's measurement), measured (this project's, under profiles/), assumed (nobody's measurement: said so wherever it is
+used).
+"""
+
+import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from latent_moe.errors import InputError
-from latent_moe.lab.cost import constants as constants_file
-from latent_moe.lab.cost.constants import Constant
+from latent_moe.errors import InputError, unknown
+
+CONSTANTS = Path(__file__).with_name("constants.csv")
+CONSTANT_COLUMNS = ("name", "value", "unit", "kind", "source")
+CONSTANT_UNITS = ("TFLOP/s", "TB/s", "GB/s", "MB", "us", "ratio", "count")
+CONSTANT_KINDS = ("vendor", "published", "measured", "assumed")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One figure with where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    kind: str
+    source: str
+
+
+@cache
+def built_in_constants() -> dict[str, Constant]:
+    """The constants that come with the package, by name."""
+    return load_constants(CONSTANTS)
+
+
+def load_constants(path: str | Path) -> dict[str, Constant]:
+    """Read a constants CSV. Raises InputError with file, line and fault."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != CONSTANT_COLUMNS:
+                raise InputError(f"{path}: the columns must be {','.join(CONSTANT_COLUMNS)}")
+            rows = [_constant(row, f"{path} line {reader.line_num}") for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as a constants CSV ({error})") from error
+    return _by_name(rows, path)
+
+
+def _by_name(rows: list[Constant], path) -> dict[str, Constant]:
+    named = {row.name: row for row in rows}
+    if len(named) != len(rows):
+        names = [row.name for row in rows]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{path}: {twice} stands there twice")
+    return named
+
+
+def _constant(row: dict[str, str], where: str) -> Constant:
+    if None in row.values() or not all(row[column] for column in CONSTANT_COLUMNS):
+        raise InputError(f"{where}: every constant needs a name, a value, a unit, a kind and a source")
+    if row["unit"] not in CONSTANT_UNITS:
+        raise InputError(f"{where}: unknown unit {row['unit']!r} (there are: {', '.join(CONSTANT_UNITS)})")
+    if row["kind"] not in CONSTANT_KINDS:
+        raise InputError(f"{where}: unknown kind {row['kind']!r} (there are: {', '.join(CONSTANT_KINDS)})")
+    return Constant(row["name"], _number(row["value"], where), row["unit"], row["kind"], row["source"])
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{where}: {text!r} is not a number of at least 0")
+    return value
+
 
 Constants = Mapping[str, Constant]
 ARCHITECTURE = {"mi355x": "gfx950", "mi350x": "gfx950", "mi325x": "gfx942", "mi300x": "gfx942"}
@@ -92,16 +164,16 @@ def of_device(device: str) -> str | None:
 
 def known(constants: Constants | None = None) -> list[str]:
     """Names of the machines that the constants describe."""
-    names = (constants or constants_file.built_in()).keys()
+    names = (constants or built_in_constants()).keys()
     return sorted({name.split(".")[0] for name in names} & ARCHITECTURE.keys())
 
 
 def get(name: str, constants: Constants | None = None) -> Hardware:
     """The machine called `name` (any case). Raises InputError that names the known ones."""
-    rows = constants or constants_file.built_in()
+    rows = constants or built_in_constants()
     key = name.lower().replace("-", "").replace(" ", "")
     if key not in known(rows):
-        raise InputError(f"unknown hardware {name!r} (known: {', '.join(known(rows))})")
+        raise unknown("hardware", name, known(rows))
     missing = [figure for figure in FIGURES if f"{key}.{figure}" not in rows]
     if missing:
         raise InputError(f"the constants of {key} lack {', '.join(missing)}")
@@ -125,7 +197,7 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
-    """This machine: `like` with what `capture.calibrate` measured here in place of its figures.
+    """This machine: `like` with what `microbench.calibrate` measured here in place of its figures.
 
     `measured` has copy_tb_per_s, gemm_tflops and launch_us. Data-sheet peaks of an unknown machine are not known:
     the measured rates become the peaks and the efficiencies become 1. Links and cache stay those of `like`, which is

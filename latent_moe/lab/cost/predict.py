@@ -7,7 +7,8 @@ MoE layers), dd what a decode step saves (at T = C), P the time of a full prefil
     E2E' = E2E - n dP - (OSL - 1 - n) dd      throughput' = throughput E2E / E2E'
     TTFT' = TTFT (1 - dP / P)                 TPOT' = (E2E' - TTFT') / (OSL - 1)
 
-It stops holding when n comes near OSL - 1 (refused beyond), when prompts are longer than B (a first token then waits
+A step with x prompt tokens counts as x/B of a full prefill step (chunked prefill: decoding requests take one token each,
+prompts fill the rest in order of arrival). It stops holding when n comes near OSL - 1 (refused beyond), when prompts are longer than B (a first token then waits
 for more than its share of steps), and for P when the waves of requests are staggered (see `prefill_step_ms`).
 """
 
@@ -17,13 +18,50 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from latent_moe.errors import InputError
-from latent_moe.lab.cost import prefill_steps
 from latent_moe.lab.cost.savings import Saving, Savings, constant
-from latent_moe.lab.cost.throughput_table import Row, baseline_rows, of_config
 
 SCORED = ("total_tok_per_s", "mean_ttft_ms", "mean_tpot_ms")
 # Rows whose estimate of P is within this part of the largest count as rows whose waves stay together.
 TOGETHER = 0.1
+# Counting goes step by step; a table whose prompts take more steps than this is no server's.
+MOST_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """One arm at one concurrency; `metrics` by name, units in the names."""
+
+    isl: int
+    osl: int
+    concurrency: int
+    arm: str
+    metrics: dict[str, float]
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What pairs a baseline row with a candidate row."""
+        return self.isl, self.osl, self.concurrency
+
+    @property
+    def e2e_ms(self) -> float:
+        """Mean time of a request: TTFT + (OSL - 1) TPOT."""
+        return self.metrics["mean_ttft_ms"] + (self.osl - 1) * self.metrics["mean_tpot_ms"]
+
+
+def of_arm(rows: Iterable[ArmRow], arm: str) -> dict[tuple[int, int, int], ArmRow]:
+    """The rows of one arm by (isl, osl, concurrency)."""
+    return {row.key: row for row in rows if row.arm == arm}
+
+
+def baseline_rows(rows: Iterable[ArmRow], arm: str) -> dict[tuple[int, int, int], ArmRow]:
+    """The baseline's rows; every other row needs its own. Raises InputError naming what is missing."""
+    rows = list(rows)
+    baseline = of_arm(rows, arm)
+    alone = sorted({row.key for row in rows} - baseline.keys())
+    if alone:
+        isl, osl, concurrency = alone[0]
+        raise InputError(f"no baseline row {arm!r} at isl {isl}, osl {osl}, concurrency {concurrency}")
+    return baseline
 
 
 @dataclass(frozen=True)
@@ -41,7 +79,7 @@ class Setup:
 class Predicted:
     """One concurrency: metrics and per cent changes; the published change and the error where there is one."""
 
-    row: Row
+    row: ArmRow
     metrics: dict[str, float]
     delta_pct: dict[str, float]
     uncertainty_pp: dict[str, float | None]
@@ -80,14 +118,62 @@ class Prediction:
         return {name: mean(of(row, name) for row in held) if held else None for name in SCORED}
 
 
-def prefill_step_ms(baseline: Iterable[Row], budget: int) -> float:
+def check_budget(concurrency: int, isl: int, osl: int, budget: int) -> None:
+    """Raise InputError outside what the closed form describes."""
+    if min(concurrency, isl, budget) < 1 or osl < 2:
+        raise InputError(
+            "concurrency, input length and token budget must be at least 1, output length at least 2"
+        )
+    if budget <= concurrency:
+        raise InputError(
+            f"a budget of {budget} tokens leaves no prompt tokens beside {concurrency} decoding requests"
+        )
+    steps = prefill_steps_in_a_life(concurrency, isl, budget)
+    if steps > osl - 1:
+        raise InputError(
+            f"{steps:g} prefill steps do not fit the {osl - 1} steps of a request's life: no closed form there"
+        )
+
+
+def prefill_steps_in_a_life(concurrency: int, isl: int, budget: int) -> float:
+    """n = C ISL / B: while one request lives, all C prompts are prefilled once."""
+    return concurrency * isl / budget
+
+
+def steps_to_first_token(concurrency: int, isl: int, budget: int) -> float:
+    """Mean over C prompts that arrive at once of the full prefill steps until the first token.
+
+    The first 2 B/ISL prompts would take one step and so on, were it not for the decode tokens of the prompts that
+    are done, which take part of each later step's budget: 2.75 for C = 8, 4.875 for C = 16 at 8192 of 16384 tokens.
+    An upper bound when the prompts do not arrive at once: staggered ones wait for fewer.
+    """
+    if budget <= concurrency:
+        raise InputError(
+            f"a budget of {budget} tokens leaves no prompt tokens beside {concurrency} decoding requests"
+        )
+    if concurrency * isl > MOST_STEPS * budget:
+        raise InputError(
+            f"{concurrency} prompts of {isl} tokens do not fit {MOST_STEPS} steps of {budget} tokens"
+        )
+    clock, prefilled, done, waited = 0.0, 0, 0, 0.0
+    while done < concurrency:
+        room = min(budget - done, concurrency * isl - prefilled)
+        prefilled += room
+        clock += room / budget
+        finished = prefilled // isl - done
+        waited += finished * clock
+        done += finished
+    return waited / concurrency
+
+
+def prefill_step_ms(baseline: Iterable[ArmRow], budget: int) -> float:
     """P: mean TTFT over the mean number of prefill steps until a first token, from baseline rows alone.
 
     The number is that of requests that arrive together. Where the waves are staggered requests wait for fewer
     steps and the quotient falls short, so rows far below the largest quotient are left out.
     """
     quotients = [
-        row.metrics["mean_ttft_ms"] / prefill_steps.steps_to_first_token(row.concurrency, row.isl, budget)
+        row.metrics["mean_ttft_ms"] / steps_to_first_token(row.concurrency, row.isl, budget)
         for row in baseline
     ]
     if not quotients:
@@ -95,9 +181,9 @@ def prefill_step_ms(baseline: Iterable[Row], budget: int) -> float:
     return mean(value for value in quotients if value >= (1 - TOGETHER) * max(quotients))
 
 
-def predict_row(row: Row, step_ms: float, savings: Savings, setup: Setup) -> Predicted:
+def predict_row(row: ArmRow, step_ms: float, savings: Savings, setup: Setup) -> Predicted:
     """The candidate's row from the baseline's `row`. Raises InputError where the closed form does not hold."""
-    prefill_steps.check_budget(row.concurrency, row.isl, row.osl, setup.budget)
+    check_budget(row.concurrency, row.isl, row.osl, setup.budget)
     prefill, decode = savings(setup.budget, False), savings(row.concurrency, True)
     metrics = _shifted(row, step_ms, prefill.us, decode.us, setup)
     return Predicted(
@@ -112,8 +198,10 @@ def predict_row(row: Row, step_ms: float, savings: Savings, setup: Setup) -> Pre
     )
 
 
-def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setup: Setup) -> dict[str, float]:
-    n = prefill_steps.prefill_steps_in_a_life(row.concurrency, row.isl, setup.budget)
+def _shifted(
+    row: ArmRow, step_ms: float, prefill_us: float, decode_us: float, setup: Setup
+) -> dict[str, float]:
+    n = prefill_steps_in_a_life(row.concurrency, row.isl, setup.budget)
     step_saving, decode_saving = (us * setup.layers / 1e3 for us in (prefill_us, decode_us))  # ms a step
     e2e = row.e2e_ms - n * step_saving - (row.osl - 1 - n) * decode_saving
     ttft = row.metrics["mean_ttft_ms"] * (1 - step_saving / step_ms)
@@ -132,7 +220,7 @@ def _shifted(row: Row, step_ms: float, prefill_us: float, decode_us: float, setu
 
 
 def _uncertainty(
-    row: Row, step_ms: float, prefill: Saving, decode: Saving, setup: Setup
+    row: ArmRow, step_ms: float, prefill: Saving, decode: Saving, setup: Setup
 ) -> dict[str, float | None]:
     if prefill.error_us is None or decode.error_us is None:
         return dict.fromkeys(SCORED)
@@ -148,22 +236,22 @@ def _uncertainty(
 
 
 def traffic_row(
-    concurrency: int, isl: int, osl: int, step_ms: float, decode_ms: float, budget: int, config: str = "main"
-) -> Row:
+    concurrency: int, isl: int, osl: int, step_ms: float, decode_ms: float, budget: int, arm: str = "main"
+) -> ArmRow:
     """A baseline row for a traffic pattern on a machine without a table: from P and the time of a decode step.
 
     Requests are taken to arrive together. Raises InputError where the closed form does not hold.
     """
-    prefill_steps.check_budget(concurrency, isl, osl, budget)
-    n = prefill_steps.prefill_steps_in_a_life(concurrency, isl, budget)
+    check_budget(concurrency, isl, osl, budget)
+    n = prefill_steps_in_a_life(concurrency, isl, budget)
     e2e = n * step_ms + (osl - 1 - n) * decode_ms
-    ttft = step_ms * prefill_steps.steps_to_first_token(concurrency, isl, budget)
+    ttft = step_ms * steps_to_first_token(concurrency, isl, budget)
     if not 0 < ttft < e2e:
         raise InputError(
             f"a prefill step of {step_ms} ms and a decode step of {decode_ms} ms make no request"
         )
     metrics = {"total_tok_per_s": 1e3 * concurrency * (isl + osl) / e2e, "mean_ttft_ms": ttft}
-    return Row(isl, osl, concurrency, config, metrics | {"mean_tpot_ms": (e2e - ttft) / (osl - 1)})
+    return ArmRow(isl, osl, concurrency, arm, metrics | {"mean_tpot_ms": (e2e - ttft) / (osl - 1)})
 
 
 def changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
@@ -171,32 +259,34 @@ def changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str
     return {name: 100 * (after[name] / before[name] - 1) for name in before if name in after}
 
 
-def limits(row: Row, budget: int) -> list[str]:
+def limits(row: ArmRow, budget: int) -> list[str]:
     """Where the closed form is near the edge of what it describes, in words."""
-    found = []
-    n = prefill_steps.prefill_steps_in_a_life(row.concurrency, row.isl, budget)
+    notes = []
+    n = prefill_steps_in_a_life(row.concurrency, row.isl, budget)
     if n > (row.osl - 1) / 2:
-        found.append(f"{n:g} of {row.osl - 1} steps are prefill: few decode steps are left")
+        notes.append(f"{n:g} of {row.osl - 1} steps are prefill: few decode steps are left")
     if row.isl > budget:
-        found.append(f"prompts of {row.isl} tokens are longer than the budget of {budget}")
-    return found
+        notes.append(f"prompts of {row.isl} tokens are longer than the budget of {budget}")
+    return notes
 
 
-def predict_rows(baseline: Iterable[Row], savings: Savings, setup: Setup) -> Prediction:
+def predict_rows(baseline: Iterable[ArmRow], savings: Savings, setup: Setup) -> Prediction:
     """Predict every baseline row. Sees no candidate row: it is given none."""
     rows = list(baseline)
     step_ms = prefill_step_ms(rows, setup.budget)
     return Prediction(tuple(predict_row(row, step_ms, savings, setup) for row in rows), step_ms)
 
 
-def predict_table(rows: list[Row], savings: Savings, setup: Setup, anchor: int | None = None) -> Prediction:
+def predict_table(
+    rows: list[ArmRow], savings: Savings, setup: Setup, anchor: int | None = None
+) -> Prediction:
     """Predict a table's candidate rows and set the published ones beside them.
 
     Candidate rows are used for the errors alone, except the rows at concurrency `anchor`, which then fix the two
     savings in place of `savings`. Raises InputError for missing baseline rows or an anchor that is not there.
     """
     baseline = baseline_rows(rows, setup.baseline)
-    candidate = of_config(rows, setup.candidate)
+    candidate = of_arm(rows, setup.candidate)
     if anchor is not None:
         savings = anchored(baseline, candidate, setup, anchor)
     prediction = predict_rows([baseline[key] for key in sorted(baseline)], savings, setup)
@@ -204,7 +294,7 @@ def predict_table(rows: list[Row], savings: Savings, setup: Setup, anchor: int |
     return replace(prediction, rows=tuple(scored))
 
 
-def _beside(predicted: Predicted, published: Row | None, anchor: int | None) -> Predicted:
+def _beside(predicted: Predicted, published: ArmRow | None, anchor: int | None) -> Predicted:
     if published is None:
         return predicted
     known = changes(predicted.row.metrics, published.metrics)
@@ -213,7 +303,7 @@ def _beside(predicted: Predicted, published: Row | None, anchor: int | None) -> 
 
 
 def anchored(
-    baseline: Mapping[tuple, Row], candidate: Mapping[tuple, Row], setup: Setup, concurrency: int
+    baseline: Mapping[tuple, ArmRow], candidate: Mapping[tuple, ArmRow], setup: Setup, concurrency: int
 ) -> Savings:
     """The two savings that one concurrency's pair of rows implies, for use at every concurrency."""
     keys = [key for key in baseline if key[2] == concurrency and key in candidate]
@@ -224,9 +314,9 @@ def anchored(
     )
 
 
-def implied(before: Row, after: Row, step_ms: float, setup: Setup) -> Savings:
+def implied(before: ArmRow, after: ArmRow, step_ms: float, setup: Setup) -> Savings:
     """dP from the TTFT, dd from what is left of the end-to-end change: per layer, in us."""
-    n = prefill_steps.prefill_steps_in_a_life(before.concurrency, before.isl, setup.budget)
+    n = prefill_steps_in_a_life(before.concurrency, before.isl, setup.budget)
     step = step_ms * (1 - after.metrics["mean_ttft_ms"] / before.metrics["mean_ttft_ms"])
     decode = (before.e2e_ms - after.e2e_ms - n * step) / (before.osl - 1 - n)
     return constant(step * 1e3 / setup.layers, decode * 1e3 / setup.layers)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.errors import InputError
 from latent_moe.lab.cost.hardware import Hardware
-from latent_moe.lab.cost.interpolate import leave_one_out_error
 from latent_moe.lab.cost.tail import best_tail, measured_best, tail_cost
-from latent_moe.lab.cost.tail_timings import Line, first_of_modes, lines
+from latent_moe.lab.cost.tail_timings import Line, first_of_modes, leave_one_out_error, lines
 from latent_moe.lab.cost.terms import Cost, least_known
 from latent_moe.tail_variants.registry import AUTO
 
@@ -42,7 +41,7 @@ def modelled(
             best_tail(tokens, tp, hardware, config) if best else tail_cost(tail, tokens, tp, hardware, config)
         )
 
-    def saving(tokens: int, decode: bool) -> Saving:  # noqa: ARG001 - one signature for every source of savings
+    def saving(tokens: int, _decode: bool) -> Saving:
         before, after = cost(baseline, tokens), cost(candidate, tokens)
         kind = least_known(term.kind for term in (*before.terms, *after.terms))
         return Saving(before.total_us - after.total_us, _error_us(before, after), kind)

@@ -3,6 +3,10 @@
 T tokens, H hidden, L latent, tp ranks, bf16. Names of the terms are the same in every tail, so that a plot can stack
 them: all_reduce(latent), norm, gemm, epilogue read, add, all_reduce(hidden), ... What runs under something else is
 hidden: its term shows only what sticks out.
+
+A collective of n bytes in each rank's full buffer is latency + bytes over link bandwidth. One-shot: every rank reads
+every peer's whole buffer. Two-shot: a reduce-scatter and an all-gather, each moving (tp - 1)/tp of the buffer, with a
+latency each. The cheaper of the two counts.
 """
 
 import math
@@ -11,19 +15,50 @@ from dataclasses import dataclass, replace
 
 from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.errors import InputError, unknown
-from latent_moe.lab.cost import collectives
 from latent_moe.lab.cost.gemm import BYTES, gemm
 from latent_moe.lab.cost.hardware import Hardware
 from latent_moe.lab.cost.tail_timings import lines
-from latent_moe.lab.cost.terms import Cost, Term
+from latent_moe.lab.cost.terms import Cost, Term, check_case
 from latent_moe.tail_variants.registry import NAMES
 
 PIPELINE_CHUNKS = 2
 
 
+def all_reduce_us(n_bytes: float, tp: int, hardware: Hardware) -> float:
+    """All-reduce of an n-byte buffer: the cheaper of one-shot and two-shot."""
+    one_shot = hardware.collective_latency_us + (tp - 1) * n_bytes / _rate(tp, hardware)
+    two_shot = 2 * reduce_scatter_us(n_bytes, tp, hardware)
+    return min(one_shot, two_shot) if tp > 1 else 0.0
+
+
+def reduce_scatter_us(n_bytes: float, tp: int, hardware: Hardware) -> float:
+    """Reduce-scatter of an n-byte buffer to n/tp bytes a rank."""
+    if tp == 1:
+        return 0.0
+    return hardware.collective_latency_us + (tp - 1) / tp * n_bytes / _rate(tp, hardware)
+
+
+def all_gather_us(n_bytes: float, tp: int, hardware: Hardware) -> float:
+    """All-gather to an n-byte buffer from n/tp bytes a rank: moves what a reduce-scatter moves."""
+    return reduce_scatter_us(n_bytes, tp, hardware)
+
+
+def _rate(tp: int, hardware: Hardware) -> float:
+    if tp < 1:
+        raise InputError(f"tp {tp} is not a positive number of ranks")
+    return hardware.link_bytes_per_us(max(tp, 2))
+
+
+COLLECTIVES = {
+    "all_reduce": all_reduce_us,
+    "reduce_scatter": reduce_scatter_us,
+    "all_gather": all_gather_us,
+}
+
+
 @dataclass(frozen=True)
 class Case:
-    """One question: T tokens on tp ranks of a machine, for a layer's sizes; with or without the collectives."""
+    """What is asked of a tail: T tokens on tp ranks of a machine, for a layer's sizes; with or without the collectives."""
 
     tokens: int
     tp: int
@@ -62,7 +97,7 @@ class Case:
         """all_reduce, reduce_scatter or all_gather of the latent or hidden partial sums."""
         width = self.latent if what == "latent" else self.hidden
         n_bytes = BYTES * width * (self.tokens if tokens is None else tokens)
-        us = getattr(collectives, f"{kind}_us")(n_bytes, self.tp, self.hardware)
+        us = COLLECTIVES[kind](n_bytes, self.tp, self.hardware)
         return Term(f"{kind}({what})", us if self.with_collectives else 0.0)
 
 
@@ -177,18 +212,6 @@ def tail_cost(
     return Cost(tail, tokens, tp, tuple(_TAILS[tail](case)))
 
 
-def check_case(tokens: int, tp: int, config: LatentMoEConfig) -> None:
-    """Raise InputError for what no tail can run."""
-    if tokens < 1:
-        raise InputError(f"tokens {tokens} must be at least 1")
-    if tp < 1:
-        raise InputError(f"tp {tp} is not a positive number of ranks")
-    if not config.is_latent:
-        raise InputError("the layer is not latent: it has no up-projection")
-    if config.hidden_size % tp:
-        raise InputError(f"tp {tp} does not divide the hidden size {config.hidden_size}")
-
-
 def best_tail(
     tokens: int,
     tp: int,
@@ -196,7 +219,7 @@ def best_tail(
     config: LatentMoEConfig = KIMI_K3,
     tails: Iterable[str] = TAIL_NAMES,
 ) -> Cost:
-    """The cheapest of `tails` that can be judged at this T and tp; of equal ones the first in design order."""
+    """The cheapest of `tails` that can be judged at this T and tp; of equal ones the first of `tails`."""
     costs = [tail_cost(tail, tokens, tp, hardware, config) for tail in judged(tokens, tp, tails)]
     return min(costs, key=lambda cost: cost.total_us)
 
@@ -223,14 +246,14 @@ def crossovers(
     def best(tokens: int) -> str:
         return best_tail(tokens, tp, hardware, config, tails).tail
 
-    found = [(1, best(1))]
+    leaders = [(1, best(1))]
     tokens = 1
     while tokens < up_to:
         step = min(2 * tokens, up_to)
-        if best(step) != found[-1][1]:
-            found.append((_first(best, found[-1][1], tokens, step), best(step)))
+        if best(step) != leaders[-1][1]:
+            leaders.append((_first(best, leaders[-1][1], tokens, step), best(step)))
         tokens = step
-    return found
+    return leaders
 
 
 def _first(best: Callable[[int], str], leader: str, low: int, high: int) -> int:
@@ -252,7 +275,7 @@ def measured_best(rows: Iterable[Mapping], tokens: int, mode: str | None = None)
     """The fastest tail of a recording near `tokens`, each tail read off its own log-log line.
 
     `rows` have tail, tokens and median_us (and mode: graph or eager, kept apart when `mode` is given). Only tails
-    of design section 3 count. Raises InputError when no row can answer.
+    that the cost model knows count. Raises InputError when no row can answer.
     """
     times = {key[0]: line for key, line in lines(rows, mode).items() if key[0] in _TAILS}
     if not times:

@@ -1,4 +1,4 @@
-"""Recordings of whole tails: a CSV of medians in, one line a tail out.
+"""Recordings of whole tails: a CSV of medians in, one line a tail out, straight between points on log-log axes.
 
 Columns: tail, tokens, tp, mode (eager or graph), median_us, p10_us, p90_us; one row per tail, T, tp and mode.
 """
@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from latent_moe.errors import InputError
 from latent_moe.lab import recordings
-from latent_moe.lab.cost.interpolate import loglog
 
 NEEDED = ("tail", "tokens", "median_us")
 
@@ -69,9 +69,37 @@ def first_of_modes(mode: str) -> tuple[str, str]:
 
 def lines(rows: Iterable[Mapping], mode: str | None = None) -> dict[tuple, Line]:
     """{(tail, tp, mode): Line}. With `mode` only its rows; rows without a mode count as eager."""
-    found: dict[tuple, Line] = {}
+    series: dict[tuple, Line] = {}
     for row in rows:
         key = (row["tail"], row.get("tp"), row.get("mode") or "eager")
         if mode is None or key[2] == mode:
-            found.setdefault(key, Line()).points[row["tokens"]] = row["median_us"]
-    return found
+            series.setdefault(key, Line()).points[row["tokens"]] = row["median_us"]
+    return series
+
+
+def loglog(points: Mapping[int, float], x: float) -> float:
+    """The value at x > 0 of the points, both axes logarithmic; beyond the ends the end value.
+
+    `points` maps positive x to positive y and has at least one. Raises ValueError when it has none.
+    """
+    if not points:
+        raise ValueError("no points to interpolate")
+    xs = sorted(points)
+    if x <= xs[0] or x >= xs[-1]:
+        return points[xs[0] if x <= xs[0] else xs[-1]]
+    high = next(i for i, edge in enumerate(xs) if edge >= x)
+    left, right = xs[high - 1], xs[high]
+    part = math.log(x / left) / math.log(right / left)
+    return math.exp((1 - part) * math.log(points[left]) + part * math.log(points[right]))
+
+
+def leave_one_out_error(points: Mapping[int, float]) -> float | None:
+    """Median relative error of each inner point from its neighbours' line; None with fewer than three points."""
+    inner = sorted(points)[1:-1]
+    if not inner:
+        return None
+    errors = []
+    for x in inner:
+        others = {key: value for key, value in points.items() if key != x}
+        errors.append(abs(loglog(others, x) / points[x] - 1))
+    return median(errors)

@@ -17,7 +17,7 @@ from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.lab.cost import hardware as machines
 from latent_moe.lab.cost.gemm import BYTES, published, roofline_us
 from latent_moe.lab.cost.hardware import Hardware
-from latent_moe.lab.cost.layer_work import layer_parts, tail_work
+from latent_moe.lab.cost.terms import layer_parts, tail_work
 from latent_moe.lab.microbench.calibrate import Calibration
 from latent_moe.lab.plots.theme import (
     BASELINE,

@@ -214,7 +214,7 @@ def recommend_from_runs(
     _, cells, _ = cells_of(results, *choose_arms(results, baseline, candidate))
     advice: dict[int, stats.Recommendation] = {}
     for cell in cells:
-        concurrency = cell.baseline[0].concurrency if cell.baseline and cell.candidate else None
+        concurrency = cell.concurrency if cell.baseline and cell.candidate else None
         if concurrency is not None:
             both = [item for item in (advice.get(concurrency), _recommend(cell, goal)) if item]
             advice[concurrency] = max(both, key=lambda item: item.planned_sd_pct or 0.0)
@@ -293,6 +293,11 @@ class Cell:
         self.unlike = [fault for runs in (baseline, candidate) for fault in validity.unlike_repeats(runs)]
         self.baseline_faults = [*_run_faults(baseline, again), *_arm_faults(baseline)]
         self.faults = list(dict.fromkeys(self._faults(again)))
+
+    @property
+    def concurrency(self) -> int | None:
+        """Requests in flight, None where the runs do not say."""
+        return (self.baseline or self.candidate)[0].concurrency
 
     def _faults(self, again: dict[str, validity.Fault]) -> Iterator[validity.Fault]:
         yield from _run_faults([*self.baseline, *self.candidate], again)

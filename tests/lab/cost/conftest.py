@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from latent_moe.lab.cost import hardware, savings, throughput_table
+from latent_moe.lab.cost import answer, hardware, savings
 from latent_moe.lab.recordings import profile_path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def published():
     """The rows of the published table."""
-    return throughput_table.read(profile_path("mi355x_pr51253"))
+    return answer.table_rows(profile_path("mi355x_pr51253"))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import pytest
 from cost_counting import first_tokens, serve
 
 from latent_moe.errors import InputError
-from latent_moe.lab.cost import constants, hardware, predict, prefill_steps, savings, throughput_table
+from latent_moe.lab.cost import hardware, predict, savings
 
 SETUP = predict.Setup()
 
@@ -17,14 +17,12 @@ SETUP = predict.Setup()
 )
 def test_steps_to_a_first_token_are_counted_right(concurrency, isl, budget):
     counted = first_tokens(concurrency, isl, budget)
-    assert prefill_steps.steps_to_first_token(concurrency, isl, budget) == pytest.approx(
-        sum(counted) / concurrency
-    )
+    assert predict.steps_to_first_token(concurrency, isl, budget) == pytest.approx(sum(counted) / concurrency)
 
 
 def test_the_two_numbers_of_the_published_table():
-    assert prefill_steps.steps_to_first_token(8, 8192, 16384) == pytest.approx(2.75, abs=0.001)
-    assert prefill_steps.steps_to_first_token(16, 8192, 16384) == pytest.approx(4.875, abs=0.002)
+    assert predict.steps_to_first_token(8, 8192, 16384) == pytest.approx(2.75, abs=0.001)
+    assert predict.steps_to_first_token(16, 8192, 16384) == pytest.approx(4.875, abs=0.002)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +32,7 @@ def test_the_end_to_end_saving_is_what_counting_says(concurrency, isl, osl):
     budget, step, decode, less_step, less_decode = 64, 100.0, 10.0, 8.0, 0.5
     before, _ = serve(concurrency, isl, osl, budget, step, decode, 5)
     after, _ = serve(concurrency, isl, osl, budget, step - less_step, decode - less_decode, 5)
-    n = prefill_steps.prefill_steps_in_a_life(concurrency, isl, budget)
+    n = predict.prefill_steps_in_a_life(concurrency, isl, budget)
     predicted = n * less_step + (osl - 1 - n) * less_decode
     # A request's own first steps come before its OSL - 1: a share of 1/OSL each.
     assert before - after == pytest.approx(predicted, rel=0.02)
@@ -46,20 +44,20 @@ def test_the_closed_form_wears_out_where_prefill_outgrows_the_life():
     def error(concurrency, osl):
         before, _ = serve(concurrency, isl, osl, budget, 100.0, 10.0, 5)
         after, _ = serve(concurrency, isl, osl, budget, 92.0, 9.5, 5)
-        n = prefill_steps.prefill_steps_in_a_life(concurrency, isl, budget)
+        n = predict.prefill_steps_in_a_life(concurrency, isl, budget)
         return abs((n * 8.0 + (osl - 1 - n) * 0.5) / (before - after) - 1)
 
     # n = 3.5 of 299 steps; n = 52.5 of 11: "decode steps" come out negative, and that is refused.
     assert error(4, 300) < 0.01
     assert error(60, 12) > 0.05
     with pytest.raises(InputError, match="no closed form"):
-        prefill_steps.check_budget(60, isl, 12, budget)
+        predict.check_budget(60, isl, 12, budget)
 
 
 def test_the_ttft_of_waves_that_stay_together_falls_by_the_prefill_step_s_share():
     counted = first_tokens(8, 32, 64)
     before, after = (step * sum(counted) / 8 for step in (100.0, 92.0))
-    row = throughput_table.Row(
+    row = predict.ArmRow(
         32, 400, 8, "main", {"mean_ttft_ms": before, "mean_tpot_ms": 10.0, "total_tok_per_s": 1.0}
     )
     step_ms = predict.prefill_step_ms([row], 64)
@@ -68,7 +66,7 @@ def test_the_ttft_of_waves_that_stay_together_falls_by_the_prefill_step_s_share(
 
 
 def test_staggered_rows_are_left_out_of_the_prefill_step(published):
-    baseline = throughput_table.of_config(published, "main").values()
+    baseline = predict.of_arm(published, "main").values()
     assert predict.prefill_step_ms(baseline, 16384) == pytest.approx(710, abs=5)
     pair = [row for row in baseline if row.concurrency in (8, 16)]
     assert predict.prefill_step_ms(pair, 16384) == predict.prefill_step_ms(baseline, 16384)
@@ -106,7 +104,7 @@ def test_anchored_on_one_concurrency_the_other_four_are_predicted(published, mod
 def _garbled(rows, spare=None):
     return [
         row
-        if row.config == "main" or row.concurrency == spare
+        if row.arm == "main" or row.concurrency == spare
         else replace(
             row, metrics={name: value * (3 + row.concurrency) for name, value in row.metrics.items()}
         )
@@ -122,7 +120,7 @@ def test_the_fit_never_sees_candidate_rows(published, modelled):
 
 
 def test_without_candidate_rows_there_is_a_prediction_and_no_error(published, modelled):
-    alone = predict.predict_table([row for row in published if row.config == "main"], modelled, SETUP)
+    alone = predict.predict_table([row for row in published if row.arm == "main"], modelled, SETUP)
     honest = predict.predict_table(published, modelled, SETUP)
     assert [row.metrics for row in alone.rows] == [row.metrics for row in honest.rows]
     assert set(alone.mae_pp().values()) == {None}
@@ -134,7 +132,7 @@ def test_anchoring_sees_the_anchor_s_pair_and_no_other(published, modelled):
     assert [row.metrics for row in others.rows] == [row.metrics for row in honest.rows]
     moved = [
         replace(row, metrics=row.metrics | {"mean_ttft_ms": 1700.0})
-        if (row.concurrency, row.config) == (8, "PR")
+        if (row.concurrency, row.arm) == (8, "PR")
         else row
         for row in published
     ]
@@ -152,7 +150,7 @@ def test_anchoring_sees_the_anchor_s_pair_and_no_other(published, modelled):
     ],
 )
 def test_changing_one_constant_moves_the_prediction(published, modelled, tmp_path, name):
-    rows = dict(constants.built_in())
+    rows = dict(hardware.built_in_constants())
     rows[name] = replace(rows[name], value=rows[name].value * 0.8)
     moved = savings.modelled(hardware.get("mi355x", rows), 8)
     before, after = (predict.predict_table(published, source, SETUP) for source in (modelled, moved))
@@ -160,7 +158,7 @@ def test_changing_one_constant_moves_the_prediction(published, modelled, tmp_pat
 
 
 def test_the_collectives_are_alike_in_both_arms_and_move_nothing(published, modelled):
-    rows = dict(constants.built_in())
+    rows = dict(hardware.built_in_constants())
     rows["mi355x.collective_latency_us"] = replace(rows["mi355x.collective_latency_us"], value=20.0)
     moved = savings.modelled(hardware.get("mi355x", rows), 8)
     before, after = (predict.predict_table(published, source, SETUP) for source in (modelled, moved))
@@ -190,9 +188,7 @@ def _shard_error(machine):
 
 
 def test_the_edges_are_said_in_words():
-    row = throughput_table.Row(
-        4096, 256, 128, "main", {"total_tok_per_s": 1, "mean_ttft_ms": 1, "mean_tpot_ms": 1}
-    )
+    row = predict.ArmRow(4096, 256, 128, "main", {"total_tok_per_s": 1, "mean_ttft_ms": 1, "mean_tpot_ms": 1})
     notes = predict.limits(row, 2048)
     assert "prefill" in notes[0]
     assert "longer than the budget" in notes[1]

@@ -3,17 +3,17 @@
 import pytest
 
 from latent_moe.errors import InputError
-from latent_moe.lab.cost import constants, hardware
+from latent_moe.lab.cost import hardware
 
 
 def test_every_constant_has_a_source_and_a_known_kind():
-    rows = constants.built_in()
+    rows = hardware.built_in_constants()
     assert len(rows) > 80
-    assert all(row.source.strip() and row.kind in constants.KINDS for row in rows.values())
+    assert all(row.source.strip() and row.kind in hardware.CONSTANT_KINDS for row in rows.values())
 
 
 def test_published_and_vendor_figures_carry_the_pull_requests_machine():
-    figures = [row for name, row in constants.built_in().items() if name.startswith("mi355x.")]
+    figures = [row for name, row in hardware.built_in_constants().items() if name.startswith("mi355x.")]
     used = {row.name for row in figures if row.kind == "assumed"}
     # Only the collectives are assumed, and they are alike in both arms of the change.
     assert used == {"mi355x.collective_latency_us", "mi355x.collective_efficiency"}
@@ -46,15 +46,15 @@ def test_a_bad_constant_is_refused_with_its_place(tmp_path, row, fault):
     file = tmp_path / "c.csv"
     file.write_text(f"name,value,unit,kind,source\n{row}\n")
     with pytest.raises(InputError, match=fault):
-        constants.load(file)
+        hardware.load_constants(file)
 
 
 def test_a_machine_with_a_figure_missing_is_refused(tmp_path):
     file = tmp_path / "c.csv"
-    lines = constants.BUILT_IN.read_text().splitlines()
+    lines = hardware.CONSTANTS.read_text().splitlines()
     file.write_text("\n".join(line for line in lines if not line.startswith("h200.llc_mb,")))
     with pytest.raises(InputError, match="lack llc_mb"):
-        hardware.get("h200", constants.load(file))
+        hardware.get("h200", hardware.load_constants(file))
 
 
 def test_a_calibration_replaces_the_figures_and_says_measured():

@@ -4,7 +4,7 @@ import pytest
 
 from latent_moe.errors import InputError
 from latent_moe.lab.cost import gemm
-from latent_moe.lab.cost.interpolate import leave_one_out_error, loglog
+from latent_moe.lab.cost.tail_timings import leave_one_out_error, loglog
 
 
 def test_a_published_shape_comes_back_as_published(mi355x):

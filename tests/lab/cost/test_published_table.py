@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from latent_moe.errors import InputError
-from latent_moe.lab.cost import predict, table_facts, throughput_table
+from latent_moe.lab.cost import answer, predict, table_facts
 from latent_moe.lab.recordings import load_manifest, profile_path
 
 SETUP = predict.Setup()
@@ -46,7 +46,7 @@ def test_a_wrong_delta_is_noticed(published):
 
 
 def test_request_rates_differ_from_token_rates_by_their_rounding(published):
-    before, after = throughput_table.of_config(published, "main"), throughput_table.of_config(published, "PR")
+    before, after = predict.of_arm(published, "main"), predict.of_arm(published, "PR")
     found = [table_facts.rounding_pp(before[key], after[key]) for key in sorted(before)]
     assert [round(row["unrounded_pct"], 2) for row in found] == [4.91, 3.99, 3.47, 3.05, 3.32]
     for row in found:
@@ -54,14 +54,14 @@ def test_request_rates_differ_from_token_rates_by_their_rounding(published):
 
 
 def test_littles_law_falls_short_by_the_drain(published):
-    drains = [table_facts.row_facts(row).drain_pct for row in published if row.config == "main"]
+    drains = [table_facts.row_facts(row).drain_pct for row in published if row.arm == "main"]
     assert min(drains) == pytest.approx(0.03, abs=0.01)
     assert max(drains) == pytest.approx(0.25, abs=0.01)
     assert drains == sorted(drains)
 
 
 def test_the_number_of_prompts_is_called_an_inference(published):
-    step_ms = predict.prefill_step_ms(throughput_table.of_config(published, "main").values(), 16384)
+    step_ms = predict.prefill_step_ms(predict.of_arm(published, "main").values(), 16384)
     readings = [table_facts.prompts_inferred(row, step_ms, 16384) for row in published]
     assert {reading["kind"] for reading in readings} == {"inference"}
     assert all(2 < reading["prompts_over_concurrency"] < 10 for reading in readings)
@@ -84,24 +84,28 @@ def test_the_end_to_end_fit_recovers_planted_savings():
         e2e = 2000 + 1023 * tpot - 92e-3 * (n * 500 + (1023 - n) * 12)
         after = before | {"mean_tpot_ms": (e2e - 1900) / 1023, "mean_ttft_ms": 1900.0}
         rows += [
-            throughput_table.Row(8192, 1024, concurrency, "main", before),
-            throughput_table.Row(8192, 1024, concurrency, "PR", after),
+            predict.ArmRow(8192, 1024, concurrency, "main", before),
+            predict.ArmRow(8192, 1024, concurrency, "PR", after),
         ]
     found = table_facts.end_to_end_fit(rows, SETUP, lambda concurrency: 2.0)
     assert found["prefill_us"] == pytest.approx(500)
     assert found["extra_decode_us"] == pytest.approx(10)
 
 
-@pytest.mark.parametrize(
-    ("rows", "fault"),
-    [
-        (["8192,1024,8,PR,1,1,1"], "no baseline row 'main' at isl 8192, osl 1024, concurrency 8"),
-        (["8192,1024,8,main,1,1,1", "8192,1024,8,main,2,2,2"], "two 'main' rows"),
-    ],
-)
-def test_tables_without_their_baseline_are_refused(tmp_path, rows, fault):
-    with pytest.raises(InputError, match=fault):
-        throughput_table.baseline_rows(throughput_table.read(_table(tmp_path, *rows)), "main")
+def test_candidates_need_their_baseline():
+    row = predict.ArmRow(8192, 1024, 8, "PR", {})
+    with pytest.raises(InputError, match="no baseline row 'main' at isl 8192, osl 1024, concurrency 8"):
+        predict.baseline_rows([row], "main")
+
+
+def test_a_table_without_its_baseline_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"unknown baseline 'main' .there are: PR."):
+        answer.table_rows(_table(tmp_path, "8192,1024,8,PR,1,1,1"))
+
+
+def test_rows_of_one_arm_and_cell_are_repeats(tmp_path):
+    (row,) = answer.table_rows(_table(tmp_path, "8192,1024,8,main,1,1,1", "8192,1024,8,main,4,1,1"))
+    assert row.metrics["total_tok_per_s"] == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +116,22 @@ def test_tables_without_their_baseline_are_refused(tmp_path, rows, fault):
             "8192,1024,8,main,1,1,1",
             "unknown column or unit 'mean_ttft_s'",
         ),
-        (HEADER.replace(",mean_tpot_ms", ""), "8192,1024,8,main,1,1", "lacks the columns mean_tpot_ms"),
-        (HEADER, "8192,1024,8,main,1,0,1", "mean_ttft_ms '0' is not a positive number"),
-        (HEADER, "8192,1024,8,main,1,-3,1", "mean_ttft_ms '-3' is not a positive number"),
-        (HEADER, "8192,1024,8,main,1,inf,1", "is not a positive number"),
+        (HEADER.replace(",mean_tpot_ms", ""), "8192,1024,8,main,1,1", "mean_tpot_ms is missing"),
+        (HEADER, "8192,1024,8,main,1,0,1", "zero or negative, or beyond any clock: mean_ttft_ms = 0"),
+        (HEADER, "8192,1024,8,main,1,-3,1", "zero or negative, or beyond any clock: mean_ttft_ms = -3"),
+        (HEADER, "8192,1024,8,main,1,inf,1", "mean_ttft_ms is 'inf', a number was expected"),
         (HEADER, "8192,1024,8,main,1,,1", "mean_ttft_ms is missing"),
-        (HEADER, "8192,1024,8,main,1,1", "number of fields"),
-        (HEADER, "8k,1024,8,main,1,1,1", "isl '8k' is not a whole number"),
+        (HEADER, "8192,1024,8,main,1,1", "number of columns"),
+        (HEADER, "8k,1024,8,main,1,1,1", "isl is '8k', a positive whole number"),
     ],
 )
 def test_unusable_tables_are_refused_with_their_place(tmp_path, header, row, fault):
     with pytest.raises(InputError, match=fault):
-        throughput_table.read(_table(tmp_path, row, header=header))
+        answer.table_rows(_table(tmp_path, row, header=header))
 
 
 def test_an_empty_or_absent_table_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no rows"):
-        throughput_table.read(_table(tmp_path))
-    with pytest.raises(InputError, match="cannot be read"):
-        throughput_table.read(tmp_path / "nothing.csv")
+    with pytest.raises(InputError, match="a header and no row"):
+        answer.table_rows(_table(tmp_path))
+    with pytest.raises(InputError, match=r"nothing\.csv: No such file"):
+        answer.table_rows(tmp_path / "nothing.csv")

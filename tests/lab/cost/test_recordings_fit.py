@@ -8,8 +8,10 @@ import pytest
 
 from latent_moe.errors import InputError
 from latent_moe.lab.cost import answer as report
-from latent_moe.lab.cost import constants, fit, hardware, predict, runs, savings, tail, tail_timings
+from latent_moe.lab.cost import hardware, predict, savings, tail, tail_timings
 from latent_moe.lab.recordings import load_manifest, profiles_dir
+from latent_moe.lab.results import read_results
+from tools.studies import fit
 
 H200 = hardware.get("h200")
 
@@ -163,29 +165,43 @@ def test_a_recording_that_is_not_there_names_those_that_are():
 
 def _run(folder, name, role, rate, ttft, pair=1, cold=False):
     about = {"role": role, "arm": name, "isl": 4096, "osl": 256, "concurrency": 8, "cold": cold}
+    about |= {"pair": pair, "started": f"2026-03-01T12:0{pair}:00"}
     result = {"total_token_throughput": rate, "mean_ttft_ms": ttft, "mean_tpot_ms": 4.5, "latent_moe": about}
+    result |= {"completed": 8, "total_input_tokens": 8 * 4096, "total_output_tokens": 8 * 256}
     (folder / "runs").mkdir(exist_ok=True)
     (folder / "runs" / f"{name}{pair}.json").write_text(json.dumps(result))
 
 
+def _rows(folder, candidate):
+    setup = predict.Setup(baseline="a", candidate=candidate)
+    return report.arm_rows(read_results([folder]), setup)
+
+
 def test_result_files_become_rows_by_arm(tmp_path):
-    _run(tmp_path, "a", "baseline", 100.0, 400.0, pair=1)
-    _run(tmp_path, "a", "baseline", 300.0, 420.0, pair=2)
-    _run(tmp_path, "a", "baseline", 9.0, 9000.0, pair=3, cold=True)
-    _run(tmp_path, "b", "candidate", 200.0, 390.0)
+    for pair, factor in ((1, 1.0), (2, 3.0)):
+        _run(tmp_path, "a", "baseline", 100.0 * factor, 400.0 + 20 * (pair - 1), pair=pair)
+        _run(tmp_path, "b", "candidate", 200.0 * factor, 390.0, pair=pair)
+        _run(tmp_path, "d", "candidate", 500.0, 390.0, pair=pair)
     _run(tmp_path, "c", None, 1.0, 1.0)
-    _run(tmp_path, "d", "candidate", 500.0, 390.0)
-    found = runs.read(tmp_path)
-    before, after, other = found.rows
-    assert (before.config, after.config, other.config) == ("a", "b", "d")
+    (before, after), left_out = _rows(tmp_path, "b")
+    assert (before.arm, after.arm, left_out) == ("a", "b", ())
     assert before.metrics["total_tok_per_s"] == pytest.approx(30_000**0.5)
     assert before.metrics["mean_ttft_ms"] == pytest.approx(168_000**0.5)
     # Two candidates are two arms, not one with the mean of both.
-    assert after.metrics["total_tok_per_s"] == pytest.approx(200)
-    assert found.arms == {"baseline": ["a"], "candidate": ["b", "d"]}
-    (tmp_path / "runs" / "b1.json").write_text("{}")
+    assert after.metrics["total_tok_per_s"] == pytest.approx(200 * 3**0.5)
+    (_, other), _ = _rows(tmp_path, "d")
+    assert other.metrics["total_tok_per_s"] == pytest.approx(500)
+    (tmp_path / "runs" / "b1.json").write_text('{"completed": "x", "output_throughput": 1}')
     with pytest.raises(InputError, match=r"b1\.json"):
-        runs.read(tmp_path)
+        _rows(tmp_path, "b")
+
+
+def test_a_cold_run_takes_its_row_out(tmp_path):
+    _run(tmp_path, "a", "baseline", 100.0, 400.0)
+    _run(tmp_path, "b", "candidate", 9.0, 9000.0, cold=True)
+    rows, left_out = _rows(tmp_path, "b")
+    assert [row.arm for row in rows] == ["a"]
+    assert left_out == ("b at concurrency 8: cold first run: nothing was sent to this server before it",)
 
 
 def test_several_candidates_are_asked_about_by_name(tmp_path):
@@ -196,7 +212,7 @@ def test_several_candidates_are_asked_about_by_name(tmp_path):
     with pytest.raises(InputError, match=r"say --candidate \(there are: b, d\)"):
         report.predict(about)
     assert report.predict(about | {"candidate": "d"})["rows"]
-    with pytest.raises(InputError, match="no rows of candidate 'e'"):
+    with pytest.raises(InputError, match="unknown candidate 'e'"):
         report.predict(about | {"candidate": "e"})
 
 
@@ -257,7 +273,7 @@ def test_the_measured_pairs_are_predicted_by_a_model_of_an_earlier_recordings_ta
     mae = report.predict({"table": str(profiles_dir() / "h200x2_vllm"), "candidate": candidate})["mae_pp"]
     assert mae["total_tok_per_s"] <= 1.0
     assert mae["mean_tpot_ms"] <= 1.0
-    ours = [one for name, one in constants.built_in().items() if name.startswith("h200.")]
+    ours = [one for name, one in hardware.built_in_constants().items() if name.startswith("h200.")]
     measured = {one.source.split(":")[0] for one in ours if one.kind == "measured"}
     assert measured == {"profiles/h200_first_measurements"}
 
@@ -271,7 +287,9 @@ def test_the_model_fitted_to_the_servers_collectives_does_not_predict_better(can
     fitted = {mode: fit.fit(fit.of_series(rows, 2, mode), H200, 2).hardware for mode in ("eager", "graph")}
     eager, graph = (savings.modelled(fitted[mode], 2, candidate=candidate) for mode in ("eager", "graph"))
     mae = predict.predict_table(
-        runs.read(profiles_dir() / "h200x2_vllm").rows,
+        report.table_rows(
+            profiles_dir() / "h200x2_vllm", predict.Setup(baseline="replicated", candidate=candidate)
+        ),
         lambda tokens, decode: graph(tokens, decode) if decode else eager(tokens, decode),
         predict.Setup(tp=2, layers=12, budget=8192, baseline="replicated", candidate=candidate),
     ).mae_pp()

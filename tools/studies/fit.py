@@ -13,8 +13,8 @@ from statistics import median
 from latent_moe.config import KIMI_K3, LatentMoEConfig
 from latent_moe.errors import InputError
 from latent_moe.lab.cost.hardware import Hardware
-from latent_moe.lab.cost.interpolate import loglog
 from latent_moe.lab.cost.tail import TAIL_NAMES, tail_cost
+from latent_moe.lab.cost.tail_timings import loglog
 
 # Figures that a recording of tails can move; the others are the data sheet's.
 COMPUTE = ("kernel_us", "gemm_floor_us", "gemm_efficiency", "gemm_bandwidth_efficiency", "stream_efficiency")
