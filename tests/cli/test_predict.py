@@ -1,6 +1,7 @@
 """latent-moe predict as a user runs it."""
 
 import json
+import shutil
 
 import pytest
 
@@ -180,3 +181,29 @@ def test_measured_is_what_the_table_verb_says(capsys):
 def test_times_that_were_measured_have_no_known_error(capsys):
     answer = _json(capsys, "--table", str(profile_path("h200x2_vllm_6layers")), "--tails", "h200x2_tails")
     assert {value for row in answer["rows"] for value in row["uncertainty_pp"].values()} == {None}
+
+
+def test_table_and_predict_leave_out_the_same_rows_for_the_same_reason(capsys, tmp_path):
+    """Once `predict` scored runs of 0.4 % fewer output tokens as +12.1 % where `table` refused them."""
+    folder = tmp_path / "fewer_tokens"
+    shutil.copytree(profile_path("cpu_demo"), folder)
+    changed = [file for file in (folder / "runs").glob("*.json") if _cut(file)]
+    assert changed
+    assert main(["table", str(folder), "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    refused = {(row["concurrency"], row["reason"]) for row in rows if row["verdict"] == "not_comparable"}
+    answer = _json(capsys, "--table", str(folder), "--hardware", "h200")
+    arm = json.loads(changed[0].read_text())["latent_moe"]["arm"]
+    assert answer["left_out"] == [f"{arm} at concurrency {conc}: {why}" for conc, why in sorted(refused)]
+    assert "different tokens per request" in answer["left_out"][0]
+    assert [row["published_delta_pct"] for row in answer["rows"]] == [None] * len(refused)
+    assert set(answer["mae_pp"].values()) == {None}
+
+
+def _cut(file):
+    run = json.loads(file.read_text())
+    if run["latent_moe"]["role"] != "candidate":
+        return False
+    run["total_output_tokens"] = round(0.996 * run["total_output_tokens"])
+    file.write_text(json.dumps(run))
+    return True
