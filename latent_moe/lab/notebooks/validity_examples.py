@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from latent_moe.lab.results import PRIMARY, Results, Run
 from latent_moe.lab.results.comparison import Row, compare
@@ -14,6 +15,7 @@ from latent_moe.lab.results.simulate import Noise, session
 
 _QUIET = Noise(0.004, 0.004, 0.002, 0.002, source="example")
 _REQUESTS = 40
+FAULTY_COLUMN, FAULTY_ARM = "output_tokens", "candidate"
 
 
 def guard_examples() -> list[dict]:
@@ -21,6 +23,19 @@ def guard_examples() -> list[dict]:
     `looked_like_pct` (the delta that the shown means would have suggested; None where a mean is absent).
     """
     return [_judge(name, change, metric) for name, (change, metric) in _EXAMPLES.items()]
+
+
+def runs_with_a_fault() -> pd.DataFrame:
+    """Notebook 05's task: the same simulated session, one row a run, in which FAULTY_COLUMN gives FAULTY_ARM away."""
+    change, _ = _EXAMPLES["the candidate's answers are shorter"]
+    runs = [_counted(run) for run in session(_QUIET, 3, 10.0, np.random.default_rng(0)).runs]
+    return pd.DataFrame([_shown(run) for run in change(runs)])
+
+
+def _shown(run: Run) -> dict:
+    counts = ("arm", "isl", "osl", "completed", "failed", "input_tokens", "output_tokens")
+    rates = {name: round(run.values[name], 2) for name in (PRIMARY, "mean_tpot_ms")}
+    return {name: getattr(run, name) for name in counts} | rates
 
 
 def _judge(name: str, change: Callable[[list[Run]], list[Run]], metric: str) -> dict:
