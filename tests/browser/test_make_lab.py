@@ -32,7 +32,7 @@ def test_the_printed_address_opens_notebook_01(checkout, browser, tmp_path):
     lines = subprocess.run(
         words, cwd=checkout, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    subprocess.run(lines[-2], cwd=checkout, shell=True, check=True)
+    subprocess.run("\n".join(lines[-3:-1]), cwd=checkout, shell=True, check=True)
     place, *command = shlex.split(lines[-1])
     assert command[0] == ".venv/bin/jupyter"
     assert place == f"LATENT_MOE_RUN={checkout}/runs/lab"
@@ -45,4 +45,4 @@ def test_the_printed_address_opens_notebook_01(checkout, browser, tmp_path):
         browser.get(found.group())
         wait_for_kernel(browser)
         path = browser.execute_script("return window.jupyterapp.shell.currentWidget.context.path")
-    assert path == "runs/lab/01_latent_moe.ipynb"
+    assert path == "runs/lab/notebooks/01_latent_moe.ipynb"

@@ -35,20 +35,25 @@ class Calibration:
 
 
 def calibrate(
-    device: str | None = None, gemm_size: int | None = None, copy_mb: float | None = None
+    device: str | None = None,
+    gemm_size: int | None = None,
+    copy_mb: float | None = None,
+    dtype: str | None = None,
 ) -> Calibration:
-    """Measure `device` ("cuda", "cpu"; default: a GPU if there is one). Sizes default to what fills the device."""
+    """Measure `device` ("cuda", "cpu"; default: a GPU if there is one). Sizes default to what fills the device,
+    `dtype` of the GEMM to bfloat16, on a CPU to the faster one of bfloat16 and float32.
+    """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = where.type == "cuda"
     size = gemm_size or (8192 if on_gpu else 1024)
     mega = copy_mb or (1024 if on_gpu else 128)
-    rate, dtype = _gemm_tflops(where, size)
+    rate, timed_dtype = _gemm_tflops(where, size, dtype)
     return Calibration(
         device=torch.cuda.get_device_name(where) if on_gpu else "CPU",
         copy_tb_per_s=_copy_tb_per_s(where, mega),
         gemm_tflops=rate,
         launch_us=_launch_us(where),
-        gemm_dtype=dtype,
+        gemm_dtype=timed_dtype,
         gemm_size=size,
         copy_mb=mega,
     )
@@ -78,9 +83,9 @@ def _copy_tb_per_s(device: torch.device, mega: float) -> float:
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), device) / 1e12
 
 
-def _gemm_tflops(device: torch.device, size: int) -> tuple[float, str]:
-    dtype = torch.bfloat16
-    if device.type == "cpu":
+def _gemm_tflops(device: torch.device, size: int, wanted: str | None) -> tuple[float, str]:
+    dtype = getattr(torch, wanted or "bfloat16")
+    if device.type == "cpu" and wanted is None:
         # On a CPU without bf16 units float32 is far faster: a small GEMM tells, a large one would take seconds.
         dtype = min((torch.float32, torch.bfloat16), key=lambda dtype: _gemm_seconds(device, 256, dtype))
     return 2 * size**3 / _gemm_seconds(device, size, dtype) / 1e12, str(dtype).removeprefix("torch.")

@@ -129,7 +129,7 @@ def gemm_roofline(
     timed: Sequence[Mapping], ceilings: Sequence[Mapping], machine: Calibration, device: str = ""
 ) -> go.Figure:
     """Measured medians of both GEMMs, and the roofline's time for each as a dashed line."""
-    note = f"medians, {machine.gemm_dtype}; dashed: roofline modelled from this machine's copy and GEMM rates"
+    note = f"medians, {machine.gemm_dtype}; dashed: modelled from this machine's copy and {machine.gemm_dtype} GEMM rates"
     said = measured_here(note, device or machine.device)
     figure = against_tokens(timed, "The up-projection's GEMM against T", said)
     for tail in dict.fromkeys(row["tail"] for row in ceilings):

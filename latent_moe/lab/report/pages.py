@@ -35,7 +35,8 @@ TITLES = {
     "03_profile_gemms": "The replicated and the sharded GEMM, recorded and put under the roofline",
     "04_read_rocprof_traces": "Traces opened, compared, and the traps in them",
     "05_end_to_end_throughput": "Both arms served by vLLM, and a table with intervals",
-    "06_predict": "What the change is worth elsewhere",
+    "06_cost_model": "What a tail is made of, and which tail is the cheapest where",
+    "07_predict_and_decide": "What the change is worth: predicted against published, and on your machine",
 }
 _TEMPLATES = Environment(
     loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined
