@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.files import write_json
+from latent_moe.lab import recordings
 from latent_moe.lab.bench import machine, run_files
 from latent_moe.lab.bench.machine import reserved_ports
 from latent_moe.lab.bench.model_dir import write_model
@@ -137,16 +139,32 @@ def _check_folder(plan: Plan, resume: bool) -> None:
 
 def _check_settings(plan: Plan, state: Path) -> None:
     """Raise InputError naming the first field by which the recipe differs from the one that was measured."""
+    now = json.loads(json.dumps(run_files.hidden(dict(plan.settings), plan.secrets)))
     try:
-        before = json.loads(state.read_text(encoding="utf-8"))["settings"]
-        now = json.loads(json.dumps(run_files.hidden(dict(plan.settings), plan.secrets)))
-        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        written = json.loads(state.read_text(encoding="utf-8"))
+        before = written["settings"] if "settings" in written else _earlier(plan, written["recipe"])
+        changed = sorted(name for name in {*before, *now} if name in before and before[name] != now.get(name))
+        changed += [] if "settings" not in written else sorted({*now} - {*before})
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{state} does not say with which recipe this was measured ({error!r})") from error
     if changed:
         name = changed[0]
         values = f"{json.dumps(before.get(name))}, not {json.dumps(now.get(name))}"
         raise InputError(f"{plan.out} was measured with another recipe: {name} was {values}")
+
+
+def _earlier(plan: Plan, name: str) -> dict[str, Any]:
+    """What a folder of an earlier version says of its recipe: its name, and in the manifest where there is one the rest."""
+    if name != plan.name:
+        raise InputError(f"{plan.out} was measured with another recipe: {name}, not {plan.name}")
+    if not (plan.out / recordings.MANIFEST).is_file():
+        return {}
+    parameters = recordings.load_manifest(plan.out).parameters
+    fields = {"server_arguments": "server.args", "client_arguments": "client.args", "seed": "seed"}
+    fields |= {
+        key: f"client.{key}" for key in ("osl", "concurrencies", "prompts_per_concurrency", "warmup_prompts")
+    }
+    return {field: parameters[key] for key, field in fields.items() if key in parameters}
 
 
 def _run_sessions(plan: Plan, todo: Plan, notify: Notify) -> None:

@@ -41,6 +41,23 @@ env = {{ LATENT_MOE_TAIL = "column_parallel"{two_env} }}
 """
 
 
+CONSOLE = """#!/bin/sh
+case "$1" in
+  serve) shift 2; exec "{python}" -m vllm.entrypoints.openai.api_server "$@" ;;
+  bench) shift 2; exec "{python}" -m latent_moe.lab.bench.client "$@" ;;
+esac
+"""
+
+
+def console_environment(folder: Path) -> dict[str, str]:
+    """The environment in which `vllm` is the stand-in's command."""
+    tool = folder / "bin" / "vllm"
+    tool.parent.mkdir(exist_ok=True)
+    tool.write_text(CONSOLE.format(python=sys.executable))
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+
+
 def write_recipe(folder: Path, pairs: int = 1, **parts: str) -> Path:
     """A recipe of two arms; `parts` are put where their names stand in RECIPE."""
     names = ("server_args", "client_args", "more", "one_env", "two_env")

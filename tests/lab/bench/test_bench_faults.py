@@ -2,20 +2,12 @@
 
 import json
 import os
-import sys
 
 import pytest
-from bench_driver import bench, one_line, result_files, write_recipe
+from bench_driver import bench, console_environment, one_line, result_files, write_recipe
 from processes import wait_gone
 
 from latent_moe.lab.bench.server import SupervisedProcess
-
-CONSOLE = """#!/bin/sh
-case "$1" in
-  serve) shift 2; exec "{python}" -m vllm.entrypoints.openai.api_server "$@" ;;
-  bench) shift 2; exec "{python}" -m latent_moe.lab.bench.client "$@" ;;
-esac
-"""
 
 
 def nothing_left(out, mark) -> None:
@@ -26,13 +18,9 @@ def nothing_left(out, mark) -> None:
 
 def console(tmp_path, **parts):
     """The same recipe with `vllm serve` and `vllm bench serve`, each run of the client a process of its own."""
-    tool = tmp_path / "bin" / "vllm"
-    tool.parent.mkdir()
-    tool.write_text(CONSOLE.format(python=sys.executable))
-    tool.chmod(0o755)
     recipe = write_recipe(tmp_path, **parts)
     recipe.write_text(recipe.read_text().replace("[server]\n", '[server]\nlauncher = "console"\n'))
-    return recipe, {"PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    return recipe, console_environment(tmp_path)
 
 
 @pytest.fixture(params=["shared client", "vllm bench serve"])
