@@ -15,12 +15,16 @@ import numpy as np
 
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.collectives import Collectives, collectives
-from latent_moe.lab.traces.steps import MarkedSteps, in_steps, marked_steps
-from latent_moe.lab.traces.table import Trace, TraceNote, group_codes
+from latent_moe.lab.traces.steps import MarkedSteps, in_steps, marked_steps, marks
+from latent_moe.lab.traces.table import Coded, Trace, TraceNote, group_codes
 
 SAME_WITHIN = 0.02
 # Waiting beyond this share of the kernel time is no property of the arm.
 LATE_SHARE = 0.1
+# Counts that differ by at most this share are one call more or less, not lost records.
+NEARLY_EQUAL = 0.02
+# A long call that the other arm has too, within this ratio, belongs to the work.
+ALIKE = 2
 # One call of so many times its kind's next longest, with this share of the whole time, is no property of the arm either.
 LONG_TIMES, LONG_SHARE = 5, 0.05
 
@@ -42,6 +46,8 @@ class RecordingFigures:
     collectives: Collectives
     partial: bool
     ranks: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    by_work: dict[str, dict[str, tuple[int, float]]] = field(default_factory=dict)
+    carried_by: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,12 +90,15 @@ def compare(
         *_long(*arms),
     ]
     per_call, per_step, late = _per_call(*arms), _per_step(*arms), _late(*arms)
-    reasons = _obstacles(*arms, kind)
+    whole, same = _overlap_of_files(*arms)
+    reasons = [] if same else _obstacles(*arms, kind, part=whole)
     # What a single call outweighs says nothing about the arm; calls of another kind can still be compared.
-    reasons += [w.message for w in _long(*arms, kind)]
+    reasons += [] if same else [w.message for w in _long(*arms, kind)]
     known_late = any(w.code == "late_ranks" for w in late)
     basis, speedup = _basis(per_call, per_step, kind, known_late)
-    warnings += late
+    if same:
+        basis, speedup = "one recording against itself", 1.0
+    warnings += [*late, *_few_carry(*arms)]
     reasons += [] if speedup else [f"no {kind or 'gemm'} calls with a time in both"]
     verdict = "not_comparable" if reasons else _verdict(speedup, same_within)
     reasons = reasons or [
@@ -121,7 +130,31 @@ def arm(trace: Trace) -> RecordingFigures:
         collectives=collectives(kernels),
         partial=trace.partial,
         ranks=_ranks(kernels),
+        by_work=_by_work(kernels),
+        carried_by={row.key: row.carried_by for row in rows if row.carried_by},
     )
+
+
+def _by_work(kernels) -> dict[str, dict[str, tuple[int, float]]]:
+    """kind -> what its calls worked on (tokens as the workload marks them, else a GEMM's sizes) -> (calls, median ns)."""
+    region, sizes, kind = kernels["region"], metrics.shapes(kernels), kernels["kind"]
+    tokens = region.map(
+        [f"T={known['T']}" if "T" in (known := marks(name)) else None for name in region.values]
+    )
+    work = tokens if tokens.values else sizes
+    if not work.values:
+        return {}
+    wide = len(work.values)
+    pairs = np.where(
+        (work.codes >= 0) & (kind.codes >= 0), kind.codes.astype(np.int64) * wide + work.codes, -1
+    )
+    texts = [f"{one}\n{other}" for one in kind.values for other in work.values]
+    found: dict[str, dict[str, tuple[int, float]]] = {}
+    for row in metrics.group(kernels, Coded(pairs, texts)):
+        if row.median_ns is not None and row.calls and "\n" in row.key:
+            name, place = row.key.split("\n")
+            found.setdefault(name, {})[place] = row.calls, row.median_ns
+    return found
 
 
 def _ranks(kernels) -> dict[str, dict[str, int | None]]:
@@ -140,7 +173,33 @@ def _told(name: str, trace: Trace) -> list[TraceNote]:
 def _unequal(baseline: RecordingFigures, candidate: RecordingFigures) -> list[str]:
     """Kinds that both arms have, called unequally often."""
     shared = [kind for kind in baseline.calls if kind in candidate.calls]
-    return [kind for kind in shared if baseline.calls[kind] != candidate.calls[kind]]
+    return [kind for kind in shared if not _nearly(baseline.calls[kind], candidate.calls[kind])]
+
+
+def _nearly(count: int, other: int) -> bool:
+    return abs(count - other) <= NEARLY_EQUAL * max(count, other)
+
+
+def _overlap_of_files(baseline: RecordingFigures, candidate: RecordingFigures) -> tuple[bool, bool]:
+    """(does one side hold all files of the other, do both hold the same calls of the same files)."""
+    one, other = set(baseline.files), set(candidate.files)
+    if not one or not other:
+        return False, False
+    part = one <= other or other <= one
+    sums = [(figures.calls, figures.total_ns, figures.devices) for figures in (baseline, candidate)]
+    return part, one == other and sums[0] == sums[1]
+
+
+def _few_carry(baseline: RecordingFigures, candidate: RecordingFigures) -> list[TraceNote]:
+    """Kinds whose mean few calls carry: their medians say more."""
+    told = [
+        f"{name}'s mean {kind} call ({count} of {figures.calls[kind]} calls hold most of the time)"
+        for name, figures in _named(baseline, candidate)
+        for kind, count in figures.carried_by.items()
+    ]
+    return (
+        [TraceNote("few_calls_carry_mean", f"see medians, few calls carry {'; '.join(told)}")] if told else []
+    )
 
 
 def _counts(baseline: RecordingFigures, candidate: RecordingFigures) -> list[TraceNote]:
@@ -174,6 +233,9 @@ def _long(
     found = []
     for name, one in _named(baseline, candidate):
         for kind, (longest, second) in one.longest_ns.items():
+            other = candidate if one is baseline else baseline
+            if longest < ALIKE * other.longest_ns.get(kind, [0])[0]:
+                continue
             if only in (None, kind) and longest > LONG_TIMES * second and longest > LONG_SHARE * one.total_ns:
                 text = f"one {kind} call took {longest / 1e3:.1f} us, the next longest {second / 1e3:.1f} us"
                 share = f"{100 * longest / one.total_ns:.0f} % of the kernel time"
@@ -208,11 +270,19 @@ def _call(baseline: RecordingFigures, candidate: RecordingFigures, kind: str) ->
         "baseline_ns": before,
         "candidate_ns": after,
         "speedup": _ratio(before, after),
+        "work_speedup": _over_work(baseline.by_work.get(kind, {}), candidate.by_work.get(kind, {})),
         "baseline_median_ns": baseline.median_ns.get(kind),
         "candidate_median_ns": candidate.median_ns.get(kind),
         "baseline_calls": baseline.calls.get(kind, 0),
         "candidate_calls": candidate.calls.get(kind, 0),
     }
+
+
+def _over_work(before: dict[str, tuple[int, float]], after: dict[str, tuple[int, float]]) -> float | None:
+    """Speed-up of the medians of the work that both arms did, each weighted by the calls that both made of it."""
+    weights = {key: min(before[key][0], after[key][0]) for key in before if key in after}
+    sums = [sum(weight * side[key][1] for key, weight in weights.items()) for side in (before, after)]
+    return _ratio(*sums)
 
 
 def _per_step(baseline: RecordingFigures, candidate: RecordingFigures) -> dict[str, float | None]:
@@ -259,9 +329,12 @@ def _ratio(before: float | None, after: float | None) -> float | None:
     return before / after if before and after else None
 
 
-def _obstacles(baseline: RecordingFigures, candidate: RecordingFigures, kind: str | None) -> list[str]:
+def _obstacles(
+    baseline: RecordingFigures, candidate: RecordingFigures, kind: str | None, part: bool
+) -> list[str]:
     reasons = [f"{name} is a partial recording" for name, one in _named(baseline, candidate) if one.partial]
-    if baseline.devices != candidate.devices:
+    # A rank against the job that it is of: its calls are compared, sums are not.
+    if baseline.devices != candidate.devices and not part:
         reasons.append(f"{baseline.devices} devices against {candidate.devices}")
     if baseline.steps and candidate.steps and baseline.steps.mix != candidate.steps.mix:
         reasons.append(f"other steps: {baseline.steps.mix} against {candidate.steps.mix}")
@@ -284,7 +357,10 @@ def _basis(per_call, per_step, kind: str | None, late: bool) -> tuple[str, float
     if kind is None and per_step["sum_speedup"]:
         return "sum of kernel times per step", per_step["sum_speedup"]
     chosen = kind or "gemm"
-    return f"time per {chosen} call", per_call.get(chosen, {}).get("speedup")
+    row = per_call.get(chosen, {})
+    if row.get("work_speedup"):
+        return f"median time per {chosen} call of equal work", row["work_speedup"]
+    return f"time per {chosen} call", row.get("speedup")
 
 
 def _verdict(speedup: float | None, same_within: float) -> str:

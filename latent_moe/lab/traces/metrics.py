@@ -1,20 +1,23 @@
 """Figures of a kernel table. Sum and union of intervals are both kept and never mixed: `total_ns` adds durations,
 `busy_ns` is the time in which at least one kernel ran. All times in nanoseconds."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from latent_moe.lab.traces.table import Coded, Kernels, group_codes
+from latent_moe.lab.traces.table import Coded, Kernels, encode, group_codes
 
 DEVICE = ("process", "agent")
 QUEUE = ("process", "agent", "queue")
+_FAR_BEYOND, _FEW_SHARE = 5, 0.1
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One group of kernels. mean_ns and median_ns are per call, max_ns and second_ns are the two longest; None where no
-    call has a time of its own."""
+    """One group of kernels. mean_ns, median_ns and p90_ns are per call, max_ns and second_ns are the two longest; None
+    where no call has a time of its own. `carried_by`: so few calls (at most a tenth, each beyond five medians) hold more
+    than half of the time, and so most of the mean; None where the time is spread."""
 
     key: str
     calls: int
@@ -24,6 +27,8 @@ class KernelRow:
     untimed_calls: int = 0
     max_ns: int | None = None
     second_ns: int | None = None
+    p90_ns: float | None = None
+    carried_by: int | None = None
 
 
 def calls(kernels: Kernels) -> int:
@@ -122,7 +127,19 @@ def _row(column: Coded, code: int, durations: np.ndarray, averaged: bool, missin
     n, total = len(durations), int(durations.sum())
     median = None if averaged else (int(durations[(n - 1) // 2]) + int(durations[n // 2])) / 2
     longest, second = (None if averaged or n < place else int(durations[-place]) for place in (1, 2))
-    return KernelRow(_key(column, code), n, total, total / n, median, int(missing[code + 1]), longest, second)
+    p90 = None if averaged else float(durations[math.ceil(0.9 * n) - 1])
+    text = _key(column, code)
+    return KernelRow(
+        *(text, n, total, total / n, median, int(missing[code + 1])),
+        *(longest, second, p90, None if median is None else _carriers(durations, median)),
+    )
+
+
+def _carriers(durations: np.ndarray, median: float) -> int | None:
+    """How many of the sorted durations carry their mean; None where they do not."""
+    count = len(durations) - int(np.searchsorted(durations, _FAR_BEYOND * median, side="right"))
+    few = 0 < count <= _FEW_SHARE * len(durations)
+    return count if few and int(durations[-count:].sum()) > durations.sum() / 2 else None
 
 
 def ranks(kernels: Kernels) -> Coded:
@@ -134,6 +151,31 @@ def ranks(kernels: Kernels) -> Coded:
     texts = [f"rank {value}" for value in known] + names
     mixed = np.where(np.asarray(kernels["rank"]) >= 0, rank.reshape(-1), len(known) + device.reshape(-1))
     return Coded(mixed, texts)
+
+
+def shapes(kernels: Kernels) -> Coded:
+    """ "M=16 N=896 K=3584" of the kernels whose GEMM's sizes are known, else absent."""
+    sizes = np.stack([np.asarray(kernels[name]) for name in "MNK"], axis=1)
+    unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
+    texts = [f"M={m} N={n} K={k}" if min(m, n, k) >= 0 else None for m, n, k in unique.tolist()]
+    column = encode(texts)
+    return Coded(column.codes[inverse.reshape(-1)], column.values)
+
+
+def streams(kernels: Kernels) -> Coded:
+    """Device, queue and stream of each kernel as one text."""
+    codes = group_codes(kernels, (*QUEUE, "stream"))
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    texts = [
+        ", ".join(
+            f"{name} {_text(kernels[name], row)}"
+            for name in (*QUEUE, "stream")
+            if _text(kernels[name], row) is not None
+        )
+        for row in first
+    ]
+    column = encode(texts)
+    return Coded(column.codes[inverse.reshape(-1)], column.values)
 
 
 def share(kernels: Kernels, column: str, text: str) -> float | None:

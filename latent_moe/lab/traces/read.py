@@ -1,5 +1,6 @@
 """Read anything: a file, several files, or a directory, as one recording."""
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from latent_moe.errors import InputError
 from latent_moe.lab.traces import file_trace, identity, metrics, overlap_clip
 from latent_moe.lab.traces.file_trace import FileTrace
 from latent_moe.lab.traces.readers import sniff
-from latent_moe.lab.traces.table import Kernels, Ranges, Trace, group_codes
+from latent_moe.lab.traces.table import Kernels, Ranges, Trace, TraceNote, group_codes
 
 _PROFILERS = {"PyTorch profiler JSON": "torch.profiler", "exported table": None}
 
@@ -37,7 +38,16 @@ def read(paths: str | Path | Iterable[str | Path], salvage: bool = False) -> Tra
     if not len(trace.kernels):
         raise InputError(_nothing(files, parts, trace))
     _understand(trace)
+    trace.warnings = _one_a_kind(trace.warnings)
     return trace
+
+
+def _one_a_kind(notes: list[TraceNote]) -> list[TraceNote]:
+    """The first note of each code, with the number of those like it."""
+    counts = Counter(note.code for note in notes)
+    first = {note.code: note for note in reversed(notes)}
+    more = {code: f" (and {count - 1} more like it)" if count > 1 else "" for code, count in counts.items()}
+    return [TraceNote(code, first[code].message + more[code]) for code in counts]
 
 
 def _files(paths: list[str | Path]) -> dict[Path, bool]:

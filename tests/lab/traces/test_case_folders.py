@@ -13,6 +13,7 @@ from trace_files import GEMM, NCCL, Span, csv_trace, kineto_events, kineto_json,
 from latent_moe.errors import InputError
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.collectives import collectives
+from latent_moe.lab.traces.compare import compare
 from latent_moe.lab.traces.read import read
 
 
@@ -86,7 +87,8 @@ def test_kinds_of_four_hosts(case):
 @pytest.mark.parametrize(("number", "left_out"), [("05", 2), ("06-sglang-merged-distinct-devices-dir", 4)])
 def test_shards_beside_their_merge_count_once(case, fixtures, tmp_path, number, left_out):
     trace = read(case("05") if number == "05" else fixtures / "traces" / "cases" / number)
-    assert sum(note.code == "same_run" for note in trace.warnings) == left_out
+    assert len([text for text in trace.ignored if "the same run as" in text]) == left_out
+    assert [note.code for note in trace.warnings].count("same_run") == 1
     assert metrics.total_ns(trace.kernels) in (1_680_000, 1_400_000)
     assert not trace.partial
 
@@ -224,3 +226,18 @@ def test_databases_of_other_tools_are_named(tmp_path, table):
 def test_legacy_chrome_json_names_the_file_to_use(case):
     with pytest.raises(InputError, match=r"legacy rocprof; its results\.csv"):
         read(case("42"))
+
+
+def test_a_pod_against_its_job_is_compared_per_call(case):
+    folder = case("03")
+    result = compare(read(folder / "pod-0"), read(folder))
+    assert (result.verdict, result.per_call["gemm"]["speedup"]) == ("same", 1.0)
+    assert result.per_step["busy_speedup"] is None
+
+
+def test_a_large_gemm_in_both_steps_leaves_them_comparable(case):
+    before, after = read(case("40a")), read(case("40b"))
+    result = compare(before, after)
+    assert (result.verdict, result.basis) == ("faster", "busy time per step")
+    assert result.per_step["busy_speedup"] == pytest.approx(740 / 580)
+    assert compare(before, before).verdict == "same"

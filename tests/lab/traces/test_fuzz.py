@@ -53,6 +53,15 @@ def use(path):
     return trace
 
 
+def impossible(spans):
+    """Spans that end after two successors on their queue have started."""
+    by_queue = {}
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        by_queue.setdefault((span.agent, span.queue), []).append(span)
+    pairs = ((one, last) for queue in by_queue.values() for one, last in zip(queue, queue[2:], strict=False))
+    return sum(last.start < one.end for one, last in pairs)
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 @SETTINGS
 @given(spans=SPANS)
@@ -60,6 +69,9 @@ def test_any_spans(tmp_path, kind, spans):
     for old in tmp_path.iterdir():
         old.unlink()
     trace = use(WRITERS[kind](tmp_path, spans))
+    if trace is None:
+        assert impossible(spans) > 3
+        return
     assert len(trace.kernels) == len(spans)
     whole = ~trace.kernels["flagged"]
     expected = sum(s.end - s.start for s, keep in zip(spans, whole, strict=True) if keep)

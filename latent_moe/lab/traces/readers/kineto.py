@@ -190,6 +190,9 @@ def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
         part.ranges = Ranges.concatenate(found.ranges)
         part.ranges["source"] = constant(str(part.path), len(part.ranges))
     ops = Ops.concatenate(found.ops) if found.ops else Ops(0)
+    lone_ops = len(ops) and not len(part.kernels)
+    if lone_ops:
+        cpu_kernels(part, ops)
     for table in (part.kernels, part.calls, part.ranges):
         _name_process(table, found.pids, rest.hostname or rest.host_name)
     if found.calls:
@@ -199,13 +202,10 @@ def _label(part: FileTrace, stream: EventStream, found: _Collected) -> None:
     if rest.other.start_ns is not None and 0 <= rest.other.start_ns < 1 << 61:
         part.format = EXPORT
         part.shift(rest.other.start_ns)
-    if len(ops) and len(part.kernels):
+    if len(ops) and not lone_ops:
         mine, theirs = shared_codes(part.kernels["host"], ops["host"])
         ops["external"] = _per_part(ops["external"], theirs)
         attach(part.kernels, _per_part(np.concatenate(found.external), mine), ops)
-    elif len(ops):
-        cpu_kernels(part, ops)
-        _name_process(part.kernels, found.pids, rest.hostname or rest.host_name)
 
 
 def _untime_zeros(kernels: Kernels) -> None:
