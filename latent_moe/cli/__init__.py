@@ -16,6 +16,7 @@ VERBS = {
     "tour": "run the notebooks and write a report into runs/",
     "verify": "check every tail on real ranks against a float64 reference",
     "kernels": "read traces of any supported format into one kernel table",
+    "report": "write one page to look into a recording",
     "compare": "put two traces side by side, without being fooled",
     "profile": "record the workload under rocprofv3 or torch.profiler",
     "tails": "time every tail on the ranks of this machine",

@@ -1,0 +1,82 @@
+"""The page itself: data, style and script in one file that asks the network for nothing.
+
+A recording is hostile input. Its texts reach the page as JSON inside a script element, with every `<` escaped, and the
+script writes them as text, never as markup. The content security policy allows this page's own script and style by
+their hashes and nothing else.
+"""
+
+import base64
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from latent_moe import files
+from latent_moe.lab.trace_report.data import packed_kernels, page_data
+from latent_moe.lab.traces.table import Trace
+
+HERE = Path(__file__).parent
+SCRIPTS = ("store.js", "timeline.js", "tables.js", "start.js")
+
+
+def write(out: str | Path, trace: Trace, baseline: Trace | None = None) -> dict[str, Any]:
+    """Write the page of `trace`, compared with `baseline` where one is given; returns its figures.
+
+    Raises OSError where `out` cannot be written.
+    """
+    data = page_data(trace)
+    rows, packed = packed_kernels(trace.kernels)
+    data["rows"] = rows
+    data["compare"] = _comparison(baseline, trace)
+    text = _page(data, packed)
+    files.write_whole(Path(out), text)
+    return data | {"file": str(out), "bytes": len(text.encode("utf-8"))}
+
+
+def _comparison(baseline: Trace | None, candidate: Trace) -> dict[str, Any] | None:
+    """The verdict by kind, and both recordings' calls by name and by shape."""
+    if baseline is None:
+        return None
+    from latent_moe.lab.traces.compare import compare
+
+    result = compare(baseline, candidate)
+    other = page_data(baseline)
+    return {
+        "verdict": result.verdict,
+        "reasons": result.reasons,
+        "per_call": result.per_call,
+        "per_step": result.per_step,
+        "warnings": [asdict(warning) for warning in result.warnings],
+        "by_name": other["by"]["name"],
+        "gemms": other["gemms"],
+        "sources": other["sources"],
+    }
+
+
+def _page(data: dict[str, Any], packed: str) -> str:
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
+    return templates.get_template("page.html").render(
+        title=", ".join(Path(source).name for source in data["sources"][:2]) or "recording",
+        style=Markup(style),
+        script=Markup(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=Markup(_json(data)),
+        packed=Markup(packed),
+    )
+
+
+def _json(data: dict[str, Any]) -> str:
+    # ASCII alone, so that no control or right-to-left character stands in the source; `<` cannot open a tag.
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
