@@ -14,9 +14,8 @@ _IN_JSON = (
     "idle_ns",
     "untimed_calls",
     "partial",
-    "rows",
-    "tail",
     "device",
+    "tail",
 )
 
 
@@ -27,26 +26,43 @@ def add_arguments(parser: ArgumentParser) -> None:
         "-o", "--out", metavar="FILE.html", default="report.html", help="where to write (report.html)"
     )
     parser.add_argument(
+        "--hardware", metavar="NAME", help="the device, for ceilings and savings: mi355x, h200"
+    )
+    parser.add_argument("--tp", type=int, metavar="N", help="ranks, where the recording does not tell")
+    parser.add_argument(
         "--salvage", action="store_true", help="read what is whole of a cut file, marked partial"
     )
 
 
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
+    from latent_moe.errors import InputError
     from latent_moe.lab.trace_report.page import write
+
+    if args.tp is not None and args.tp < 1:
+        raise InputError(f"--tp {args.tp} is not a positive number of ranks")
+    trace, baseline = _read(args)
+    figures = write(args.out, trace, baseline, args.hardware, args.tp)
+    answer = {"file": figures["file"], "bytes": figures["bytes"], "kernels": len(trace.kernels)}
+    answer |= {key: figures[key] for key in _IN_JSON} | {"gaps": figures["gaps"][:10]}
+    emit(args, answer, "" if args.json else _text(answer))
+    return 0
+
+
+def _read(args: Namespace):
     from latent_moe.lab.traces.read import read
 
     # Millions of cells and no cycles among them: collecting garbage in between costs a third of the reading.
     gc.disable()
     try:
         trace = read(args.trace, salvage=args.salvage)
-        baseline = read(args.baseline, salvage=args.salvage) if args.baseline else None
+        return trace, read(args.baseline, salvage=args.salvage) if args.baseline else None
     finally:
         gc.enable()
-    found = write(args.out, trace, baseline)
-    answer = {"file": found["file"], "bytes": found["bytes"], "kernels": len(trace.kernels)}
-    answer |= {key: found[key] for key in _IN_JSON if key in found} | {"gaps": found["gaps"][:10]}
-    emit(
-        args, answer, f"wrote {answer['file']}: {answer['kernels']:,} kernels, {answer['bytes'] / 1e6:.2f} MB"
-    )
-    return 0
+
+
+def _text(answer: dict) -> str:
+    tail = answer["tail"]
+    form = "no latent tail" if tail["form"] == "none" else f"tail: {tail['form']}"
+    size = f"{answer['kernels']:,} kernels, {answer['bytes'] / 1e6:.2f} MB"
+    return f"wrote {answer['file']}: {size}\n{form} ({'; '.join(tail['evidence'])})"

@@ -100,11 +100,13 @@ def _lanes(kernels: Kernels) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Every queue and stream of every device, and each kernel's place among them."""
     codes = group_codes(kernels, LANE)
     _, first, places = np.unique(codes, return_index=True, return_inverse=True)
-    lanes = [
-        {column: _text(kernels[column], row) for column in LANE} | {"rank": _rank(kernels, row)}
-        for row in first
-    ]
+    lanes = [_lane(kernels, row) for row in first]
     return lanes, places.reshape(-1)
+
+
+def _lane(kernels: Kernels, row: int) -> dict[str, Any]:
+    texts: dict[str, Any] = {column: _text(kernels[column], row) for column in LANE}
+    return texts | {"rank": _rank(kernels, row)}
 
 
 def _rank(kernels: Kernels, row: int) -> int | None:

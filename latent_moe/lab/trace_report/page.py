@@ -16,25 +16,54 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from latent_moe import files
+from latent_moe.lab.cost import hardware
 from latent_moe.lab.trace_report.data import packed_kernels, page_data
 from latent_moe.lab.traces.table import Trace
+from latent_moe.lab.traces.tail_finder import find_tail
 
 HERE = Path(__file__).parent
 SCRIPTS = ("store.js", "timeline.js", "tables.js", "start.js")
 
 
-def write(out: str | Path, trace: Trace, baseline: Trace | None = None) -> dict[str, Any]:
+def write(
+    out: str | Path,
+    trace: Trace,
+    baseline: Trace | None = None,
+    device: str | None = None,
+    tp: int | None = None,
+) -> dict[str, Any]:
     """Write the page of `trace`, compared with `baseline` where one is given; returns its figures.
 
-    Raises OSError where `out` cannot be written.
+    `device` is a name that the cost model knows, `tp` the number of ranks where the recording does not tell.
+    Raises InputError for an unknown device, OSError where `out` cannot be written.
     """
     data = page_data(trace)
+    data["device"], data["roof"] = device, _roof(device) if device else None
+    data["tail"] = _tail(trace, device, tp)
     rows, packed = packed_kernels(trace.kernels)
     data["rows"] = rows
     data["compare"] = _comparison(baseline, trace)
     text = _page(data, packed)
     files.write_whole(Path(out), text)
     return data | {"file": str(out), "bytes": len(text.encode("utf-8"))}
+
+
+def _tail(trace: Trace, device: str | None, tp: int | None) -> dict[str, Any]:
+    from latent_moe.lab.trace_report.tail_savings import tail_savings
+
+    finding = find_tail(trace)
+    return asdict(finding) | tail_savings(finding, device, tp or finding.tp)
+
+
+def _roof(device: str) -> dict[str, Any]:
+    """The ceilings of bf16 GEMMs, with the kind of their source."""
+    machine = hardware.get(device)
+    return {
+        "device": machine.name,
+        "peak_tflops": machine.peak_bf16_tflops,
+        "tb_per_s": machine.hbm_tb_per_s,
+        "kind": machine.kinds["peak_bf16_tflops"],
+    }
 
 
 def _comparison(baseline: Trace | None, candidate: Trace) -> dict[str, Any] | None:

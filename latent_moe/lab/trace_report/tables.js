@@ -146,9 +146,10 @@ function drawTail() {
   const tail = data.tail;
   if (!tail) return show("tail", paragraph("Not looked for."));
   if (tail.form === "none") return show("tail", paragraph(`No latent tail: ${tail.evidence.join("; ")}.`));
-  const savings = Object.entries(tail.savings || {}).map(([form, saving]) => row(form, time(saving.step_ns), saving.band90_ns ? saving.band90_ns.map(time).join(" to ") : "unknown", saving.kind));
-  show("tail", paragraph(`The tail is ${tail.form}: ${tail.evidence.join("; ")}.`), paragraph(`${number(tail.layers)} tails; ${tail.share_of_step === null ? "unknown" : percent(tail.share_of_step, 1)} of the kernel time around them; ${time(tail.per_step_ns)} a step.`),
-    savings.length ? table([["form", null], ["saved a step", null], ["90 % band", null], ["from", null]], savings, "What another form would save") : paragraph(tail.why_no_savings || ""));
+  const savings = Object.entries(tail.savings || {}).map(([form, saving]) => row(form, time(saving.step_ns), saving.band90_ns ? saving.band90_ns.map(time).join(" to ") : "unknown", `${saving.kind}, ${saving.source}`));
+  show("tail", paragraph(`The tail is ${tail.form}: ${tail.evidence.join("; ")}.`), paragraph(`${number(tail.layers)} ${tail.steps === null ? "tails in the recording" : "layers a step"}; ${tail.share_of_step === null ? "unknown" : percent(tail.share_of_step, 1)} of the kernel time; ${time(tail.per_step_ns)} a step.`),
+    table([["part", null], ["time a step", null]], Object.entries(tail.parts_ns).map(([part, ns]) => row(part, time(ns))), "The tail by part, sums of durations"),
+    savings.length ? table([["form", null], ["saved a step", null], ["90 % band", null], ["from", null]], savings, "What another form would save") : paragraph(`Savings: ${tail.why_no_savings || "no other form is known"}.`));
 }
 
 function drawCompare() {
