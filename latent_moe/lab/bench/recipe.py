@@ -153,7 +153,7 @@ class Recipe(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     One arm is the baseline; every other one is a candidate, each compared with the baseline by itself. With
     `discard_first` the first server start of a bench is thrown away: it was the slowest in three of three recordings, and
-    always the baseline's. `primary_metric` is the one that decides, the others explain. In the file
+    always the baseline's. The manifest hands `primary_metric` on to whoever reads the results. In the file
     `extends` names another recipe, whose tables this one's keys go over; arms replace that recipe's arms.
     """
 

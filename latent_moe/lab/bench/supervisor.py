@@ -190,25 +190,25 @@ def descendants(pid: int) -> list[int]:
     processes = _processes()
     for child, (_, parent) in processes.items():
         below.setdefault(parent, []).append(child)
-    found, rest = [], [pid]
+    live, rest = [], [pid]
     while rest:
         children = below.get(rest.pop(0), [])
-        found += [child for child in children if processes[child][0] != "Z"]
+        live += [child for child in children if processes[child][0] != "Z"]
         rest += children
-    return found
+    return live
 
 
 def _processes() -> dict[int, tuple[str, int]]:
     """{pid: (state, parent pid)} of every process there is, dead ones that nobody has collected (Z) included."""
-    found = {}
+    processes = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         state, parent = text.rpartition(")")[2].split()[:2]
-        found[int(entry.name)] = (state, int(parent))
-    return found
+        processes[int(entry.name)] = (state, int(parent))
+    return processes
 
 
 if __name__ == "__main__":
