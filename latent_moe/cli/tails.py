@@ -56,9 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Time, print, and record if asked."""
     from latent_moe import platform
-    from latent_moe.lab.microbench.record import measure, worst_of_ranks, write_recording
+    from latent_moe.lab.microbench.record import time_tails
     from latent_moe.lab.microbench.sweep import choices, with_limits
-    from latent_moe.parallel import launch
 
     machine = platform.describe()
     sweep = _sweep(args, machine)
@@ -67,9 +66,7 @@ def run(args: Namespace) -> int:
         # A place that cannot be written is said before the timing.
         args.record.mkdir(parents=True, exist_ok=True)
     progress(f"tails: {len(sweep.tails)} tails at {len(sweep.tokens)} T, {machine.device_name}, {tp} rank(s)")
-    measured = worst_of_ranks(launch(measure, tp, sweep, args.record, timeout_s=args.timeout))
-    if args.record:
-        write_recording(args.record, measured, sweep, tp, machine)
+    measured = time_tails(sweep, tp, machine, args.record, args.timeout, progress)
     answer = {**measured, "device": machine.device_name, "tp": args.shapes_of or tp, **sweep.described()}
     if args.shapes_of:
         answer["rows"] = with_limits(
@@ -148,14 +145,13 @@ def _variant(spec: str):
 
 
 def _text(answer: dict) -> str:
+    from latent_moe.lab.microbench.journal import row_text
+
     lines = [f"{'tail':<18}{'T':>7} {'mode':<6}{'median us':>11}{'p10':>10}{'p90':>10}"]
     lines += [
-        f"{row['tail']:<18}{row['tokens']:>7} {row['mode']:<6}{row['median_us']:>11.1f}{row['p10_us']:>10.1f}{row['p90_us']:>10.1f}"
+        row_text(row)
         + (f"   limit {row['limit_us']:.1f} (bytes / bandwidth + one launch)" if "limit_us" in row else "")
         for row in answer["rows"]
-    ]
-    lines += [
-        f"not timed: {item['tail']} at T = {item['tokens']}: {item['reason']}" for item in answer["skipped"]
     ]
     lines += [
         f"auto would take {one['tail']} at T = {one['tokens']}, {one['mode']} ({one['why']}): {_beside_best(one)}"

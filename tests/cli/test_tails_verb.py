@@ -2,6 +2,8 @@
 
 import csv
 import json
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -153,3 +155,49 @@ def test_how_far_auto_is_from_the_best(monkeypatch, tmp_path):
     (one,) = choices(rows, KIMI_K3, 2, machine)
     assert (one["tail"], one["best"], one["over_best_pct"]) == ("column_parallel", "overlap", 25.0)
     assert choices(rows[1:], KIMI_K3, 2, machine) == []
+
+
+def test_each_row_is_shown_as_it_is_done_and_refusals_once(capsys):
+    _, answer, shown = run(
+        capsys, *QUICK, "--tp", "2", "--tokens", "1", "5", "--tails", "replicated", "fused"
+    )
+    lines = shown.splitlines()
+    assert [line.split()[:3] for line in lines if line.endswith(tuple("0123456789")) and "eager" in line] == [
+        ["replicated", str(row["tokens"]), "eager"] for row in answer["rows"]
+    ]
+    [refused] = [line for line in lines if line.startswith("not timed")]
+    assert "fused at T = 1, 5" in refused
+    assert lines.index(refused) < lines.index(next(line for line in lines if line.startswith("round 1")))
+
+
+def test_an_interrupted_recording_leaves_what_is_done_marked(tmp_path):
+    folder = tmp_path / "cut short"
+    words = [
+        "tails",
+        *QUICK[:2],
+        "--samples",
+        "2000000",
+        "--rounds",
+        "100000",
+        "--tokens",
+        "1",
+        "--tails",
+        "replicated",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "latent_moe", *words, "--record", str(folder)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    for line in process.stderr:
+        if line.startswith("round 3 "):
+            break
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130, rest
+    manifest = load_manifest(folder)
+    assert manifest.parameters["complete"] is False
+    assert manifest.notes.startswith("INTERRUPTED in round ")
+    [row] = tail_timings.read(folder)
+    assert (row["tail"], row["tokens"]) == ("replicated", 1)

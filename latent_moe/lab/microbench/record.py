@@ -6,10 +6,12 @@ Both write a manifest that says what the files are.
 import csv
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from latent_moe import platform
 from latent_moe.errors import InputError, unknown
 from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.inputs import make_inputs
+from latent_moe.lab.microbench.journal import Progress, followed
 from latent_moe.lab.microbench.sweep import Sweep, ranks_for, refused, run_sweep
 from latent_moe.lab.microbench.workload import Workload, as_json, line_up, region_name, traced, under_torch
 from latent_moe.lab.recordings import Manifest, write_manifest
@@ -138,9 +141,17 @@ def _driver(kind: str) -> str | None:
 
 
 def write_recording(
-    folder: Path, found: dict[str, Any], sweep: Sweep, tp: int, machine: platform.Platform
+    folder: Path,
+    found: dict[str, Any],
+    sweep: Sweep,
+    tp: int,
+    machine: platform.Platform,
+    partial: Progress | None = None,
 ) -> Path:
-    """tails.csv, checks.csv, skipped.csv (those that have rows) and the manifest; returns the folder."""
+    """tails.csv, checks.csv, skipped.csv (those that have rows) and the manifest; returns the folder.
+
+    `partial`: the sweep did not end; the manifest says how far it came.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     named = {variant for variant, _, _ in sweep.options}
@@ -162,7 +173,8 @@ def write_recording(
     for trace in (folder / f"trace_{tail}.json.gz" for tail in sorted(sweep.tails)):
         if trace.is_file():
             files[trace.name] = f"torch.profiler, {TRACE_STEPS} steps at two T, rank 0"
-    write_manifest(folder, _times_manifest(folder.name, files, sweep, tp, machine))
+    manifest = _times_manifest(folder.name, files, sweep, tp, machine)
+    write_manifest(folder, _marked(manifest, partial, sweep) if partial else manifest)
     return folder
 
 
@@ -200,6 +212,16 @@ def _times_manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.P
             "variants": {name: dict(options, tail=tail) for name, tail, options in sweep.options},
         },
     )
+
+
+def _marked(manifest: Manifest, partial: Progress, sweep: Sweep) -> Manifest:
+    fewest, most = partial.fewest_and_most
+    note = (
+        f"INTERRUPTED in round {partial.begun} of {partial.rounds}: rows have {fewest} to {most} of {sweep.samples} samples, "
+        "errors are rank 0's."
+    )
+    parameters = {**manifest.parameters, "complete": False}
+    return replace(manifest, notes=f"{note} {manifest.notes}".strip(), parameters=parameters)
 
 
 def _with_handles() -> str:
@@ -246,10 +268,40 @@ def _trace(runs, path: Path, tp: TensorParallel) -> None:
             steps()
 
 
-def measure(tp: TensorParallel, sweep: Sweep, folder: Path | None) -> dict[str, Any]:
+def time_tails(
+    sweep: Sweep,
+    tp: int,
+    machine: platform.Platform,
+    folder: Path | None = None,
+    timeout_s: float = 900,
+    show: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Launch the ranks and time; `show` gets each row as it is done, `folder` a recording.
+
+    Returns rows, skipped and checks. Interrupted or failed, the recording holds what was done and says so; the
+    exception goes on. Raises LatentMoEError when a rank fails or time runs out.
+    """
+    with TemporaryDirectory(prefix="latent_moe_tails_") as scratch:
+        journal = Path(scratch) / "journal.jsonl"
+        try:
+            with followed(journal, show) as progress:
+                answers = launch(measure, tp, sweep, folder, journal, timeout_s=timeout_s)
+        except BaseException:
+            if folder and progress.samples_us:
+                write_recording(folder, progress.found(), sweep, tp, machine, progress)
+            raise
+    measured = worst_of_ranks(answers)
+    if folder:
+        write_recording(folder, measured, sweep, tp, machine)
+    return measured
+
+
+def measure(
+    tp: TensorParallel, sweep: Sweep, folder: Path | None, journal: Path | None = None
+) -> dict[str, Any]:
     """On every rank: what run_sweep gives, and a trace of each tail below `folder` where one is given."""
     with ranks_for(tp, sweep) as ranks:
-        measured = run_sweep(ranks, sweep)
+        measured = run_sweep(ranks, sweep, journal)
         if folder:
             small, large = min(sweep.tokens, key=lambda t: abs(t - 16)), max(sweep.tokens)
             record_traces(ranks, sweep, folder, tuple(sorted({small, min(large, 4096)})))

@@ -6,6 +6,7 @@ T tokens, H hidden, L latent, tp ranks.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from latent_moe.config import LatentMoEConfig
 from latent_moe.lab.cost import hardware
 from latent_moe.lab.cost.auto_tail import pick
 from latent_moe.lab.microbench.inputs import Inputs, float64_answer, make_inputs
+from latent_moe.lab.microbench.journal import note
 from latent_moe.lab.microbench.timing import Timing, sample, summarise
 from latent_moe.parallel import TORCH, VLLM, Done, TensorParallel
 from latent_moe.platform import Platform
@@ -63,20 +65,33 @@ class Sweep:
             yield name, known_tail(tail), dict(options)
 
 
-def run_sweep(tp: TensorParallel, sweep: Sweep) -> dict[str, list[dict[str, Any]]]:
-    """On every rank: {"rows": times, "skipped": refusals, "checks": errors against float64}; `tp` as ranks_for gives it."""
+def run_sweep(
+    tp: TensorParallel, sweep: Sweep, journal: Path | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """On every rank: {"rows": times, "skipped": refusals, "checks": errors against float64}; `tp` as ranks_for gives it.
+
+    Rank 0 writes what is done into `journal` as it goes.
+    """
+    journal = None if tp.rank else journal
     points, skipped = _points(tp, sweep)
+    for item in skipped:
+        note(journal, "skipped", **item)
     checks: list[dict[str, Any]] = []
     times: dict[tuple[str, int, str], list[float]] = {}
-    for number, samples in enumerate(shares(sweep.samples, sweep.rounds)):
+    shared_out = shares(sweep.samples, sweep.rounds)
+    for number, samples in enumerate(shared_out):
+        about = {"points": len(points), "modes": " and ".join(sweep.modes), "tp": tp.size}
+        note(journal, "round", number=number + 1, rounds=len(shared_out), **about)
         for point in points:
             inputs = make_inputs(point.tail, sweep.config, point.tokens, tp, getattr(torch, sweep.dtype))
             run = _runner(tp, point, inputs)
             if number == 0 and point.tokens <= CHECK_UP_TO[tp.device.type] and not sweep.shapes_of:
                 checks.append(_check(tp, sweep, point, inputs, run))
+                note(journal, "check", **checks[-1])
             for mode in sweep.modes:
                 taken = _time(tp, run, inputs, _fewer(samples, point.tokens), mode == "graph")
                 times.setdefault((point.name, point.tokens, mode), []).extend(taken)
+                note(journal, "taken", tail=point.name, tokens=point.tokens, mode=mode, samples_us=taken)
     rows = [
         {"tail": name, "tokens": tokens, "tp": tp.size, "mode": mode, **_rounded(summarise(taken))}
         for (name, tokens, mode), taken in times.items()

@@ -5,6 +5,7 @@ T tokens, H hidden, L latent, tp ranks. Inputs are made and every tail is warmed
 
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,7 +106,7 @@ def line_up(tp: TensorParallel) -> None:
 
 def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
     """On every rank: folder/<tail>/rank<r>.pt.trace.json.gz for each tail."""
-    with torch.profiler.profile(activities=_activities()):
+    with _profiler():
         pass  # the profiler's own first start is slow and would fall into the first tail
     for name in work.tails:
         run = prepared(tp, work, TAILS[name])
@@ -117,7 +118,7 @@ def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
 @contextmanager
 def traced(path: Path, keep: bool = True, level: int = 6) -> Iterator[None]:
     """Record with torch.profiler and write `path` (.json.gz) at the end; nothing is written unless `keep`."""
-    with torch.profiler.profile(activities=_activities(), record_shapes=True, acc_events=True) as profiler:
+    with _profiler(record_shapes=True, acc_events=True) as profiler:
         yield
     if keep:
         plain = path.with_suffix("")
@@ -127,9 +128,11 @@ def traced(path: Path, keep: bool = True, level: int = 6) -> Iterator[None]:
         plain.unlink()
 
 
-def _activities() -> list[torch.profiler.ProfilerActivity]:
+def _profiler(**options) -> torch.profiler.profile:
+    # Kineto writes a line on standard error at each start and stop, at a level above all its named ones.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-    return [torch.profiler.ProfilerActivity.CPU, *gpu]
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *gpu], **options)
 
 
 def under_rocprofv3(tp: TensorParallel, work: Workload) -> None:

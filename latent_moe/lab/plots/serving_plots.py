@@ -126,8 +126,8 @@ def _half_width_pct(pairs: int, sd_pct: float) -> float:
 
 
 def drain(facts: pd.DataFrame, kind: str, device: str = "") -> go.Figure:
-    """Bars per concurrency and arm; `facts` holds cost.table_facts.RowFacts: concurrency, config, drain_pct."""
-    arms = facts.groupby("config", sort=False)
+    """Bars per concurrency and arm; `facts` holds cost.table_facts.RowFacts: concurrency, arm, drain_pct."""
+    arms = facts.groupby("arm", sort=False)
     bars = [
         go.Bar(
             name=arm,
