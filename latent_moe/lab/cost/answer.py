@@ -1,16 +1,27 @@
 """One question of `latent-moe predict` answered: options, manifest and defaults in, a plain dict out."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from latent_moe import config as configs
 from latent_moe.errors import InputError, unknown
 from latent_moe.lab import recordings
 from latent_moe.lab.cost import hardware, savings, tail_timings
-from latent_moe.lab.cost.predict import SCORED, ArmRow, Predicted, Prediction, Setup, predict_table
+from latent_moe.lab.cost.bands import Bands, PairNoise, sensitivity
+from latent_moe.lab.cost.predict import (
+    SCORED,
+    ArmRow,
+    Predicted,
+    Prediction,
+    Setup,
+    anchored_on,
+    predict_table,
+    two_constants_pp,
+)
 from latent_moe.lab.cost.tail import TAIL_NAMES
 from latent_moe.lab.cost.terms import check_case
 from latent_moe.lab.results import METRICS, Results, Run, read_results
@@ -50,6 +61,7 @@ class Request:
     tails: tuple[str, str]
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    noise: Mapping[tuple, PairNoise] = field(default_factory=dict)
 
 
 def read_request(options: Mapping[str, Any]) -> Request:
@@ -73,7 +85,7 @@ def read_request(options: Mapping[str, Any]) -> Request:
     config = _config(given, asked)
     check_case(1, setup.tp, config)
     tails, notes = _tails(given, of_runs)
-    return Request(rows, given, setup, config, tails, left_out, notes)
+    return Request(rows, given, setup, config, tails, left_out, notes, _noise(results, setup))
 
 
 def _of_runs(path: Path) -> bool:
@@ -123,6 +135,18 @@ def arm_rows(
     if not rows:
         raise InputError(f"no row of the baseline {setup.baseline!r} can be used: {'; '.join(left_out)}")
     return rows, tuple(left_out)
+
+
+def _noise(results: Results, setup: Setup) -> dict[tuple, PairNoise]:
+    """By cell, where several pairs of runs show it."""
+    noise = {}
+    for cell in cells_of(results, setup.baseline, setup.candidate)[1]:
+        ratios = {name: [pair.log_ratio(name) for pair in cell.pairs] for name in SCORED}
+        known = {name: [ratio for ratio in values if ratio is not None] for name, values in ratios.items()}
+        if all(len(values) > 1 for values in known.values()):
+            spread = {name: stdev(values) for name, values in known.items()}
+            noise[cell.baseline[0].cell] = PairNoise(spread, len(cell.pairs))
+    return noise
 
 
 def _both(setup: Setup) -> tuple[str, str]:
@@ -279,9 +303,38 @@ def predict(options: Mapping[str, Any]) -> dict[str, Any]:
     request = read_request(options)
     given = request.given
     machine = given.get("machine") or hardware.get(given["hardware"], _constants(given))
-    prediction = predict_table(request.rows, _savings(request, machine), request.setup, given.get("anchor"))
-    left = {"left_out": list(request.left_out), "assumed": list(request.notes)}
-    return _answer(prediction, given, machine) | left
+    saving, anchor = _savings(request, machine), given.get("anchor")
+    prediction = predict_table(request.rows, saving, request.setup, anchor)
+    if anchor is not None:
+        saving = anchored_on(request.rows, request.setup, anchor)
+    modelled = None if anchor is not None or given.get("tails") else _savings_of(request)
+    spread = Bands(machine, saving, modelled, request.setup, _constants(given), anchor is not None)
+    answer = _answer(prediction, given, machine)
+    for row, shown in zip(prediction.rows, answer["rows"], strict=True):
+        noise = request.noise.get(row.row.key)
+        shown["band90_pct"] = spread.of_row(row.row, prediction.prefill_step_ms, noise)
+    answer["baselines_pp"] = prediction.baselines_pp() | {
+        "two_constants": two_constants_pp(request.rows, request.setup)
+    }
+    answer["inside_band"] = _inside(answer["rows"])
+    concurrency = min(row.row.concurrency for row in prediction.rows)
+    answer["sensitivity"] = sensitivity(machine, modelled, request.setup, concurrency) if modelled else []
+    return answer | {"left_out": list(request.left_out), "assumed": list(request.notes)}
+
+
+def _inside(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """How many known changes lie inside their bands, the anchor's left out."""
+    held = [
+        row["band90_pct"][name][0] <= row["published_delta_pct"][name] <= row["band90_pct"][name][1]
+        for row in rows
+        if row["published_delta_pct"] and not row["anchor"]
+        for name in SCORED
+    ]
+    return {"inside": sum(held), "cells": len(held)}
+
+
+def _savings_of(request: Request) -> Callable[[hardware.Hardware], savings.Savings]:
+    return lambda machine: savings.modelled(machine, request.setup.tp, request.config, *request.tails)
 
 
 def _constants(given: Mapping[str, Any]) -> dict | None:
@@ -291,7 +344,7 @@ def _constants(given: Mapping[str, Any]) -> dict | None:
 def _savings(request: Request, machine: hardware.Hardware) -> savings.Savings:
     tp, name = request.setup.tp, request.given.get("tails")
     if not name:
-        return savings.modelled(machine, tp, request.config, *request.tails)
+        return _savings_of(request)(machine)
     return savings.recorded(tail_timings.read(name), tp, *request.tails, source=name)
 
 
@@ -352,8 +405,39 @@ def text(answer: Mapping[str, Any]) -> str:
         + "   saved per layer, us: prefill, decode step"
     )
     lines += [_line(row, answer.get("table_kind") or "table") for row in answer["rows"]]
-    lines.append("mean absolute error, percentage points: " + _errors(answer["mae_pp"]))
+    lines += _bands_text(answer["rows"])
+    if any(value is not None for value in answer["mae_pp"].values()):
+        lines += _scores(answer)
     return "\n".join(lines + _warnings(answer))
+
+
+def _bands_text(rows: list[Mapping[str, Any]]) -> list[str]:
+    lines = ["90 % bands (constants over their ranges, residuals of the model, noise of the machine):"]
+    for row in rows:
+        ends = (row["band90_pct"][name] for name in SCORED)
+        lines.append(
+            f"{row['concurrency']:>5}"
+            + "".join(f"{f'{low:+.2f} to {high:+.2f} %':>30}" for low, high in ends)
+        )
+    return lines
+
+
+def _scores(answer: Mapping[str, Any]) -> list[str]:
+    """The error beside what simpler answers score, and how many known changes the bands hold."""
+    shown = {
+        "no_change": "predicting no change",
+        "copied_row": "copying one row to another",
+        "constant": "the best constant (fitted to these rows)",
+        "two_constants": "two constant savings (fitted to these rows)",
+    }
+    inside = answer["inside_band"]
+    return [
+        "mean absolute error, percentage points: " + _errors(answer["mae_pp"]),
+        *(f"  {text}: {_errors(answer['baselines_pp'][name])}" for name, text in shown.items()),
+        f"{inside['inside']} of {inside['cells']} known changes lie inside their bands",
+        "known biases: requests that do not arrive together make the TTFT's change smaller than predicted; in throughput "
+        "an error of the prefill saving and one of the decode saving can cancel",
+    ]
 
 
 def _line(row: Mapping[str, Any], kind: str) -> str:

@@ -1,6 +1,6 @@
 """Machines: what the cost model knows of a GPU, from the constants or from a calibration of this machine.
 
-The constants are rows of a CSV: name, value, unit, kind, source. Kinds: vendor (a data sheet), published (somebody
+The constants are rows of a CSV: name, value, unit, kind, source, and low and high where sources differ or state a range. Kinds: vendor (a data sheet), published (somebody
 else's measurement), measured (this project's, under profiles/), assumed (nobody's measurement: said so wherever it is
 used).
 """
@@ -17,6 +17,7 @@ from latent_moe.errors import InputError, unknown
 
 CONSTANTS = Path(__file__).with_name("constants.csv")
 CONSTANT_COLUMNS = ("name", "value", "unit", "kind", "source")
+RANGE_COLUMNS = ("low", "high")
 CONSTANT_UNITS = ("TFLOP/s", "TB/s", "GB/s", "MB", "us", "ratio", "count")
 CONSTANT_KINDS = ("vendor", "published", "measured", "assumed")
 
@@ -30,6 +31,8 @@ class Constant:
     unit: str
     kind: str
     source: str
+    low: float | None = None
+    high: float | None = None
 
 
 @cache
@@ -43,7 +46,7 @@ def load_constants(path: str | Path) -> dict[str, Constant]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != CONSTANT_COLUMNS:
+            if tuple(reader.fieldnames or ()) not in (CONSTANT_COLUMNS, (*CONSTANT_COLUMNS, *RANGE_COLUMNS)):
                 raise InputError(f"{path}: the columns must be {','.join(CONSTANT_COLUMNS)}")
             rows = [_constant(row, f"{path} line {reader.line_num}") for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -61,13 +64,17 @@ def _by_name(rows: list[Constant], path) -> dict[str, Constant]:
 
 
 def _constant(row: dict[str, str], where: str) -> Constant:
-    if None in row.values() or not all(row[column] for column in CONSTANT_COLUMNS):
+    if None in row.values() or None in row or not all(row[column] for column in CONSTANT_COLUMNS):
         raise InputError(f"{where}: every constant needs a name, a value, a unit, a kind and a source")
     if row["unit"] not in CONSTANT_UNITS:
         raise InputError(f"{where}: unknown unit {row['unit']!r} (there are: {', '.join(CONSTANT_UNITS)})")
     if row["kind"] not in CONSTANT_KINDS:
         raise InputError(f"{where}: unknown kind {row['kind']!r} (there are: {', '.join(CONSTANT_KINDS)})")
-    return Constant(row["name"], _number(row["value"], where), row["unit"], row["kind"], row["source"])
+    value = _number(row["value"], where)
+    low, high = (_number(row[name], where) if row.get(name) else None for name in RANGE_COLUMNS)
+    if (low is None) != (high is None) or not (low or value) <= value <= (high or value):
+        raise InputError(f"{where}: low and high must stand on either side of the value")
+    return Constant(row["name"], value, row["unit"], row["kind"], row["source"], low, high)
 
 
 def _number(text: str, where: str) -> float:
@@ -95,6 +102,7 @@ class Hardware:
     `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
     one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
     `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
+    `ranges` gives the least and the greatest figure that its sources allow, by name.
     `kernel_error` and `gemm_error` are the relative errors of an elementwise kernel and of a GEMM's roofline, None
     where nothing says them.
     """
@@ -120,6 +128,7 @@ class Hardware:
     tile_from_m: float = 2048
     gemm_times: str | None = None
     kinds: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False, compare=False)
 
     def stream_us(self, n_bytes: float) -> float:
         """Time to move `n_bytes` between memory and an elementwise kernel, without its launch."""
@@ -187,7 +196,13 @@ def _build(key: str, rows: Constants) -> Hardware:
     optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key, "kernel_error": key}
     given = {name: rows[f"{of}.{name}"].value for name, of in optional.items() if f"{of}.{name}" in rows}
     kinds = {figure: rows[f"{key}.{figure}"].kind for figure in FIGURES}
-    return Hardware(key, ARCHITECTURE[key], **figures, **given, gemm_times=GEMM_TIMES.get(key), kinds=kinds)
+    ranges = {
+        name.split(".")[1]: (row.low, row.high)
+        for name, row in rows.items()
+        if name.startswith(f"{key}.") and row.low is not None and row.high is not None
+    }
+    times = GEMM_TIMES.get(key)
+    return Hardware(key, ARCHITECTURE[key], **figures, **given, gemm_times=times, kinds=kinds, ranges=ranges)
 
 
 def _check_positive(name: str, value: float) -> None:
@@ -217,6 +232,7 @@ def from_calibration(measured: Mapping[str, float], like: Hardware) -> Hardware:
         arch="measured here",
         gemm_times=None,
         kinds=kinds,
+        ranges={},
         **errors,
         **rates,
         **full,

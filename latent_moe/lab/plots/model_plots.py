@@ -99,16 +99,22 @@ def crossovers(
 
 
 def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_tok_per_s") -> go.Figure:
-    """Bars per concurrency: the predicted change with its uncertainty beside the published one.
+    """Bars per concurrency: the predicted change with its 90 % band beside the published one.
 
     `answer` is what `cost.report.predict` returns.
     """
     rows = answer["rows"]
     x = [str(row["concurrency"]) for row in rows]
-    spread = [row["uncertainty_pp"].get(metric) for row in rows]
+    bands = [row["band90_pct"][metric] for row in rows]
     predicted = [row["delta_pct"][metric] for row in rows]
     bars = [go.Bar(name="predicted (modelled)", x=x, y=predicted, marker_color=COLOURS[0])]
-    bars[0].error_y = _whiskers(spread)
+    bars[0].error_y = {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - middle for (_, high), middle in zip(bands, predicted, strict=True)],
+        "arrayminus": [middle - low for (low, _), middle in zip(bands, predicted, strict=True)],
+        "color": INK,
+    }
     known = [(row["published_delta_pct"] or {}).get(metric) for row in rows]
     bars.append(
         go.Bar(name="published", x=x, y=known, marker={"color": COLOURS[1], "pattern": {"shape": "/"}})
@@ -117,7 +123,7 @@ def predicted_against_published(answer: Mapping[str, Any], metric: str = "total_
     said = "no published rows" if error is None else f"mean absolute error {error:.2f} points"
     title = f"Change of {METRIC_NAMES.get(metric, metric)}: predicted against published"
     source = f"savings from the {answer['savings_from']}"
-    caption = f"modelled ({answer['hardware']}, {source}) beside published; {said}"
+    caption = f"modelled ({answer['hardware']}, {source}) beside published; whiskers: 90 % band; {said}"
     figure = finish(go.Figure(bars), title, caption, "concurrency", "change, %")
     return figure.update_xaxes(type="category")
 

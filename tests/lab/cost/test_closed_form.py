@@ -170,7 +170,8 @@ def test_the_collectives_are_alike_in_both_arms_and_move_nothing(published, mode
 def test_the_uncertainty_comes_from_the_terms_that_differ(modelled, mi355x):
     saving = modelled(8, True)
     assert saving.error_us == pytest.approx(
-        ((0.18 * (saving.us - _gemm_saving(mi355x))) ** 2 + _shard_error(mi355x) ** 2) ** 0.5, rel=0.05
+        ((mi355x.kernel_error * (saving.us - _gemm_saving(mi355x))) ** 2 + _shard_error(mi355x) ** 2) ** 0.5,
+        rel=0.05,
     )
 
 

@@ -155,10 +155,12 @@ def test_options_that_contradict_each_other_are_refused(served):
 def test_another_tp_than_the_tables_and_savings_below_zero_are_said(served):
     text = report.text(ask(served, tp=4))
     assert "the table is of tp 2: savings at tp 4" in text
-    text = report.text(ask(served, candidate="column_parallel", anchor=32))
-    assert "a saving below zero" in text
-    assert "(the anchor: not scored)" in text
     assert "a saving below zero" not in report.text(ask(served))
+    assert "(the anchor: not scored)" in report.text(ask(served, anchor=8))
+    with pytest.raises(InputError, match="would move a decode step's by"):
+        ask(served, anchor=32)
+    change_manifest(served, arms={"auto": {"tail": "token_parallel"}})
+    assert "a saving below zero" in report.text(ask(served))
 
 
 def test_a_time_that_cannot_be_takes_its_row_out(served):

@@ -51,10 +51,12 @@ def test_no_bar_where_there_is_no_closed_form():
     assert "no closed form" in figure.layout.title.text
 
 
-def test_an_unknown_uncertainty_has_no_whisker():
+def test_the_whiskers_are_the_bands():
     path = str(profile_path("mi355x_pr51253"))
     anchored = model_plots.predicted_against_published(answer.predict({"table": path, "anchor": 8}))
-    modelled = model_plots.predicted_against_published(answer.predict({"table": path}))
-    assert anchored.data[0].error_y.array is None
-    assert min(modelled.data[0].error_y.array) > 0
+    modelled = answer.predict({"table": path})
+    bar = model_plots.predicted_against_published(modelled).data[0]
+    (low, high), middle = modelled["rows"][0]["band90_pct"]["total_tok_per_s"], bar.y[0]
+    assert middle - bar.error_y.arrayminus[0] == pytest.approx(low)
+    assert middle + bar.error_y.array[0] == pytest.approx(high)
     assert "the the" not in anchored.layout.title.text
