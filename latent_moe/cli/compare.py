@@ -9,6 +9,9 @@ _SIGN = {"faster": "the candidate is faster", "slower": "the candidate is slower
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("baseline", metavar="BASELINE", help="a trace file or a recording's directory")
     parser.add_argument("candidate", metavar="CANDIDATE", help="the same, of the other arm")
+    parser.add_argument(
+        "--by", choices=("kind", "name", "shape"), default="kind", help="rows per call (kind)"
+    )
     parser.add_argument("--kind", help="judge by this kind's calls alone, e.g. gemm")
     parser.add_argument(
         *("--same-within", "-s"),
@@ -29,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
-    from latent_moe.lab.traces.compare import compare
+    from latent_moe.lab.traces.compare import compare, rows_by
     from latent_moe.lab.traces.kernel_names import KINDS
 
     if args.kind is not None and args.kind not in KINDS:
@@ -38,7 +41,8 @@ def run(args: Namespace) -> int:
         raise InputError(f"--same-within {args.same_within:g} is no percentage from 0 to 100")
     baseline, candidate = (_read(args, arm) for arm in ("baseline", "candidate"))
     result = compare(baseline, candidate, kind=args.kind, same_within=args.same_within / 100)
-    emit(args, result.as_dict(), "" if args.json else text(result))
+    rows = rows_by(baseline, candidate, args.by)
+    emit(args, {**result.as_dict(), "rows": rows}, "" if args.json else text(result, rows, args.by))
     return 1 if result.verdict == "not_comparable" else 0
 
 
@@ -57,7 +61,7 @@ def _read(args: Namespace, arm: str):
     return chosen
 
 
-def text(result) -> str:
+def text(result, rows: list[dict], by: str) -> str:
     """The comparison for a person."""
     from io import StringIO
 
@@ -65,7 +69,7 @@ def text(result) -> str:
 
     out = StringIO()
     console = Console(file=out, width=120, highlight=False, markup=False, emoji=False)
-    console.print(_per_call(result))
+    console.print(_per_call(result) if by == "kind" else _rows(rows, by))
     for line in (*_per_step(result), *_collectives(result), _conclusion(result)):
         console.print(line)
     for warning in result.warnings:
@@ -84,6 +88,22 @@ def _per_call(result):
         table.add_row(
             kind, _us(row["baseline_ns"]), _us(row["candidate_ns"]), _times(row["speedup"]), *counts
         )
+    return table
+
+
+def _rows(rows: list[dict], by: str):
+    """Medians by name or by shape, what both arms have and what one alone has."""
+    from rich.table import Table
+
+    table = Table(
+        *("baseline us", "candidate us", "speed-up", "calls", "calls"), f"median per {by}", box=None
+    )
+    for column in table.columns[:-1]:
+        column.justify = "right"
+    for row in rows:
+        times = _us(row["baseline_median_ns"]), _us(row["candidate_median_ns"]), _times(row["speedup"])
+        counts = f"{row['baseline_calls']:,}", f"{row['candidate_calls']:,}"
+        table.add_row(*times, *counts, row["key"])
     return table
 
 

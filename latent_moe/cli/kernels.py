@@ -4,6 +4,7 @@ import gc
 from argparse import ArgumentParser, Namespace
 
 HELP = "Read traces of any supported format (a file, several, or a directory as one recording) into one kernel table."
+GROUPS = ("kind", "name", "shape", "layer", "step", "region", "rank", "stream")
 _NAME_WIDTH = 60
 
 
@@ -11,8 +12,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="trace files, or directories of one recording"
     )
+    parser.add_argument("--by", choices=GROUPS, default="kind", help="group rows by (kind)")
+    parser.add_argument("--top", type=int, metavar="N", help="only the N rows with the largest totals")
+    parser.add_argument("--match", metavar="REGEX", help="only kernels whose name holds this pattern")
     parser.add_argument(
-        "--by", choices=("kind", "name", "region", "rank"), default="kind", help="group rows by (kind)"
+        "--save", metavar="FILE.parquet", help="write the table, to be read here or elsewhere"
     )
     parser.add_argument(
         "--salvage", action="store_true", help="read what is whole of a cut file, marked partial"
@@ -29,6 +33,7 @@ def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit, progress
     from latent_moe.lab.traces.read import read
 
+    _check(args)
     if args.scrub:
         _scrub(args, progress)
     # Millions of cells and no cycles among them: collecting garbage in between costs a third of the reading.
@@ -37,14 +42,52 @@ def run(args: Namespace) -> int:
         trace = read(args.paths, salvage=args.salvage)
     finally:
         gc.enable()
+    if args.match:
+        trace = _matching(trace, args.match)
     if args.export:
         from latent_moe.lab.traces.export import write_chrome_trace
 
         write_chrome_trace(trace, args.export)
         progress(f"wrote {args.export}")
-    answer = summary(trace, args.by)
+    if args.save:
+        from latent_moe.lab.traces.export import write_parquet
+
+        write_parquet(trace, args.save)
+        progress(f"wrote {args.save}")
+    answer = summary(trace, args.by, args.top)
     emit(args, answer, "" if args.json else text(answer, args.by))
     return 0
+
+
+def _check(args: Namespace) -> None:
+    import re
+
+    from latent_moe.errors import InputError
+
+    if args.top is not None and args.top < 1:
+        raise InputError(f"--top {args.top}: at least one row")
+    if args.save and not str(args.save).endswith(".parquet"):
+        raise InputError(f"--save {args.save}: a name that ends in .parquet")
+    try:
+        re.compile(args.match or "")
+    except re.error as error:
+        raise InputError(f"--match {args.match}: no regular expression ({error})") from None
+
+
+def _matching(trace, pattern: str):
+    """Only the kernels whose name holds the pattern; raises InputError where none does."""
+    import re
+
+    import numpy as np
+
+    from latent_moe.errors import InputError
+
+    names = trace.kernels["name"]
+    fits = np.array([*(bool(re.search(pattern, name)) for name in names.values), False])[names.codes]
+    if not fits.any():
+        raise InputError(f"--match {pattern}: no kernel has such a name")
+    trace.kernels = trace.kernels.take(fits)
+    return trace
 
 
 def _scrub(args: Namespace, progress) -> None:
@@ -56,8 +99,8 @@ def _scrub(args: Namespace, progress) -> None:
     progress(f"wrote a scrubbed copy: {args.scrub}")
 
 
-def summary(trace, by: str) -> dict:
-    """The answer of `kernels --json`; see design.md, the command line. Times in ns, summed over devices."""
+def summary(trace, by: str, top: int | None = None) -> dict:
+    """The answer of `kernels --json`. Times in ns, summed over devices; `rows` are the `top` largest, None: all."""
     from dataclasses import asdict
 
     from latent_moe.lab.traces import metrics
@@ -76,7 +119,10 @@ def summary(trace, by: str) -> dict:
         "untimed_calls": len(kernels) - calls,
         "partial": trace.partial,
         "unknown_share": metrics.share(kernels, "kind", "unknown"),
-        "rows": [asdict(row) for row in metrics.group(kernels, by)],
+        "device": trace.device,
+        "idle_ns": metrics.idle_ns(kernels),
+        "gaps": [asdict(gap) for gap in metrics.largest_gaps(kernels)],
+        "rows": _rows(trace, by)[:top],
         "devices": _busy(kernels, metrics.DEVICE),
         "queues": _busy(kernels, metrics.QUEUE),
         "collectives": asdict(collectives(kernels)),
@@ -86,6 +132,30 @@ def summary(trace, by: str) -> dict:
         "ignored": trace.ignored,
         "warnings": [asdict(warning) for warning in trace.warnings],
     }
+
+
+def _rows(trace, by: str) -> list[dict]:
+    """One row a group; rows by name carry kind and library, and of a GEMM what its name says."""
+    from dataclasses import asdict
+
+    from latent_moe.lab.traces import metrics, steps
+    from latent_moe.lab.traces.kernel_names import classify, decode_gemm
+
+    made = {"shape": metrics.shapes, "stream": metrics.streams}
+    keys = made[by](trace.kernels) if by in made else by
+    keys = {"layer": steps.layers, "step": steps.step_of}[by](trace) if by in ("layer", "step") else keys
+    rows = [asdict(row) for row in metrics.group(trace.kernels, keys)]
+    if by == "kind":
+        return [{**row, "kind": row["key"]} for row in rows]
+    if by != "name":
+        return rows
+    known = classify([row["key"] for row in rows])
+    for row, kind, library in zip(rows, known.kind, known.library, strict=True):
+        row |= {"kind": kind, "library": library, "gemm": None}
+        if gemm := decode_gemm(row["key"]):
+            fields = ("tile", "transposes", "dtype_a", "dtype_b", "dtype_out")
+            row["gemm"] = {name: getattr(gemm, name) for name in fields}
+    return rows
 
 
 def _busy(kernels, columns: tuple[str, ...]) -> list[dict]:
@@ -104,7 +174,8 @@ def text(answer: dict, by: str) -> str:
     from rich.console import Console
 
     out = StringIO()
-    console = Console(file=out, width=120, highlight=False, markup=False, emoji=False)
+    longest = min(_width(), max((len(row["key"]) for row in answer["rows"]), default=0))
+    console = Console(file=out, width=max(120, 90 + longest), highlight=False, markup=False, emoji=False)
     console.print(_head(answer))
     console.print(_table(answer, by))
     for line in _foot(answer):
@@ -122,9 +193,10 @@ def _us(value: float | None) -> str:
 
 def _head(answer: dict) -> str:
     partial = " (PARTIAL: records are missing)" if answer["partial"] else ""
+    device = f" on {answer['device']}" if answer["device"] else ""
     return (
         f"{answer['calls']:,} kernels of {answer['processes']} processes in {answer['files']} files"
-        f" ({', '.join(answer['formats'])}){partial}\n"
+        f" ({', '.join(answer['formats'])}){device}{partial}\n"
         f"sum of durations {_ms(answer['total_ns'])} ms, devices busy {_ms(answer['busy_ns'])} ms"
         f" (union per device, summed), first to last {_ms(answer['span_ns'])} ms"
     )
@@ -133,16 +205,40 @@ def _head(answer: dict) -> str:
 def _table(answer: dict, by: str):
     from rich.table import Table
 
-    table = Table(by, *("calls", "total ms", "share", "mean us", "median us"), box=None)
-    for column in table.columns[1:]:
+    columns = ("calls", "total ms", "share", "mean us", "median us", "p90 us", "max us")
+    # Long names stand last, where they push nothing aside.
+    last = by == "name"
+    table = Table(*(*columns, by) if last else (by, *columns), box=None)
+    for column in table.columns[:-1] if last else table.columns[1:]:
         column.justify = "right"
     for row in answer["rows"]:
-        key = row["key"] if len(row["key"]) <= _NAME_WIDTH else row["key"][: _NAME_WIDTH - 3] + "..."
+        key = row["key"] if len(row["key"]) <= _width() else row["key"][: _width() - 3] + "..."
         share = f"{100 * row['total_ns'] / answer['total_ns']:.1f} %" if answer["total_ns"] else "-"
-        table.add_row(
-            key, f"{row['calls']:,}", _ms(row["total_ns"]), share, _us(row["mean_ns"]), _us(row["median_ns"])
-        )
+        times = (_us(row[name]) for name in ("mean_ns", "median_ns", "p90_ns", "max_ns"))
+        cells = f"{row['calls']:,}", _ms(row["total_ns"]), share, *times
+        table.add_row(*(*cells, key) if last else (key, *cells))
     return table
+
+
+def _width() -> int:
+    """Names are cut on a terminal alone: in a file or a pipe they are whole."""
+    import sys
+
+    return _NAME_WIDTH if sys.stdout.isatty() else 100_000
+
+
+def _gaps(answer: dict) -> list[str]:
+    if not answer["idle_ns"]:
+        return []
+    span = answer["idle_ns"] + (answer["busy_ns"] or 0)
+    lines = [
+        f"idle between kernels {_ms(answer['idle_ns'])} ms ({100 * answer['idle_ns'] / span:.1f} % of the devices' time)"
+    ]
+    for gap in answer["gaps"][:3]:
+        reason = f", waiting for the {gap['waited_for']}" if gap["waited_for"] else ""
+        names = (str(gap[name])[: _NAME_WIDTH // 2] for name in ("before", "after"))
+        lines.append(f"  {_us(gap['gap_ns'])} us between {' and '.join(names)}{reason}")
+    return lines
 
 
 def _foot(answer: dict) -> list[str]:
@@ -154,7 +250,8 @@ def _foot(answer: dict) -> list[str]:
     found = answer["collectives"]
     if found["calls"]:
         lines.append(
-            f"collectives: {_ms(found['total_ns'])} ms, under GEMMs {_ms(found['overlap_with_gemm_ns'])} ms"
+            f"collectives: {_ms(found['total_ns'])} ms, under GEMMs {_ms(found['overlap_with_gemm_ns'])} ms,"
+            f" exposed {_ms(found['exposed_ns'])} ms"
         )
     if found["wait_ns"] is not None:
         lines.append(
@@ -164,4 +261,9 @@ def _foot(answer: dict) -> list[str]:
         lines.append(
             f"{answer['steps']['count']} steps, {_ms(answer['steps']['total_ns_per_step'])} ms of kernels each"
         )
-    return lines + [f"warning: {warning['message']}" for warning in answer["warnings"]]
+    for row in answer["rows"]:
+        if row["carried_by"]:
+            lines.append(
+                f"{row['key'][:_NAME_WIDTH]}: {row['carried_by']} of {row['calls']:,} calls hold most of the time"
+            )
+    return [*lines, *_gaps(answer)] + [f"warning: {warning['message']}" for warning in answer["warnings"]]

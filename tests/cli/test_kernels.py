@@ -61,3 +61,73 @@ def test_neither_torch_nor_pandas_is_imported_for_json(fixtures):
         [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("by", "keys"), [("shape", 1), ("layer", 1), ("step", 1), ("stream", 8)])
+def test_other_groupings(capsys, fixtures, by, keys):
+    _, out, _ = run(capsys, fixtures / "traces" / "sharded_kernel_trace.csv", "--by", by, "--json")
+    assert len(json.loads(out)["rows"]) == keys
+
+
+def test_rows_by_name_say_what_the_name_says(capsys, fixtures):
+    _, out, _ = run(capsys, fixtures / "traces" / "graph_replay.pt.trace.json", "--by", "name", "--json")
+    rows = json.loads(out)["rows"]
+    gemm = next(row for row in rows if row["kind"] == "gemm")
+    assert gemm["key"].startswith("Cijk")
+    assert {"tile", "transposes", "dtype_a", "dtype_b", "dtype_out"} == gemm["gemm"].keys()
+    assert all({"library", "p90_ns", "max_ns", "median_ns"} <= row.keys() for row in rows)
+
+
+def test_names_are_whole_where_nobody_watches(capsys, fixtures):
+    _, out, _ = run(capsys, fixtures / "traces" / "sharded_kernel_trace.csv", "--by", "name")
+    _, answer, _ = run(capsys, fixtures / "traces" / "sharded_kernel_trace.csv", "--by", "name", "--json")
+    assert all(row["key"] in out for row in json.loads(answer)["rows"])
+
+
+def test_top_and_match(capsys, fixtures):
+    path = fixtures / "traces" / "sharded_kernel_trace.csv"
+    _, out, _ = run(capsys, path, "--by", "name", "--top", "1", "--json")
+    assert len(json.loads(out)["rows"]) == 1
+    _, out, _ = run(capsys, path, "--match", "nccl", "--json")
+    assert [row["key"] for row in json.loads(out)["rows"]] == ["collective"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--top", "0"), "at least one"),
+        (("--match", "("), "no regular expression"),
+        (("--match", "nowhere"), "no kernel has such a name"),
+        (("--save", "x.csv"), "ends in .parquet"),
+    ],
+)
+def test_unusable_options(capsys, fixtures, extra, message):
+    code, _, error = run(capsys, fixtures / "traces" / "sharded_kernel_trace.csv", *extra)
+    assert (code, error.count("\n")) == (2, 1)
+    assert message in error
+
+
+def test_a_saved_table_gives_the_same_figures(capsys, fixtures, tmp_path):
+    pytest.importorskip("pyarrow")
+    saved = tmp_path / "table.parquet"
+    first = run(capsys, fixtures / "traces" / "sharded_kernel_trace.csv", "--save", saved, "--json")
+    again = run(capsys, saved, "--json")
+    one, other = (json.loads(answer[1].splitlines()[-1]) for answer in (first, again))
+    for name in ("calls", "total_ns", "busy_ns", "span_ns", "idle_ns", "rows", "devices", "collectives"):
+        assert one[name] == other[name]
+    assert other["formats"] == ["saved table"]
+
+
+def test_a_damaged_saved_table_is_one_line(capsys, tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(200) + b"PAR1")
+    code, _, error = run(capsys, tmp_path / "x.parquet")
+    assert (code, error.count("\n")) == (2, 1)
+
+
+def test_gaps_tell_the_kernels_around_them(capsys, fixtures):
+    _, out, _ = run(capsys, fixtures / "traces" / "replicated_kernel_trace.csv", "--json")
+    answer = json.loads(out)
+    # Four agents, three GEMMs of 100 us each with 20 us between them.
+    assert (answer["idle_ns"], [gap["gap_ns"] for gap in answer["gaps"]]) == (4 * 2 * 20_000, [20_000] * 5)
+    assert answer["gaps"][0].keys() >= {"agent", "start_ns", "gap_ns", "before", "after", "waited_for"}

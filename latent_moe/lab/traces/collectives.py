@@ -10,12 +10,13 @@ from latent_moe.lab.traces.table import Kernels, group_codes
 
 @dataclass(frozen=True)
 class Collectives:
-    """All times are summed over the devices. wait_ns and transfer_ns are None unless several ranks issued the same
+    """All times are summed over the devices. exposed_ns is the part in which the device ran nothing else. wait_ns and transfer_ns are None unless several ranks issued the same
     number of collectives on one clock: then a collective's wait lasts until its last rank has begun."""
 
     calls: int
     total_ns: int
     overlap_with_gemm_ns: int
+    exposed_ns: int
     wait_ns: int | None = None
     transfer_ns: int | None = None
 
@@ -27,10 +28,13 @@ def collectives(kernels: Kernels) -> Collectives:
     devices = group_codes(kernels, DEVICE)
     rows = [np.flatnonzero(mine & (devices == device)) for device in np.unique(devices[mine])]
     overlap = sum(_overlap(kernels, r, np.flatnonzero(gemm & (devices == devices[r[0]]))) for r in rows)
+    others = usable & ~mine
+    hidden = sum(_overlap(kernels, r, np.flatnonzero(others & (devices == devices[r[0]]))) for r in rows)
+    exposed = sum(union_ns(kernels["start_ns"][r], kernels["end_ns"][r]) for r in rows) - hidden
     total = int(kernels["dur_ns"][mine].sum())
     wait = _wait_ns(kernels, rows)
     transfer = None if wait is None else total - wait
-    return Collectives(int(np.count_nonzero(mine)), total, overlap, wait, transfer)
+    return Collectives(int(np.count_nonzero(mine)), total, overlap, exposed, wait, transfer)
 
 
 def _is(kernels: Kernels, kind: str) -> np.ndarray:

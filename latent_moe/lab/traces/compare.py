@@ -108,6 +108,25 @@ def compare(
     return Comparison(verdict, basis, reasons, per_call, per_step, *arms, warnings)
 
 
+def rows_by(baseline: Trace, candidate: Trace, by: str) -> list[dict[str, Any]]:
+    """Rows by "kind", "name" or "shape", the largest of the baseline first: calls, totals and medians of both arms, and
+    the speed-up of the medians; None for what an arm lacks."""
+    sides = [
+        {row.key: row for row in metrics.group(t.kernels, metrics.shapes(t.kernels) if by == "shape" else by)}
+        for t in (baseline, candidate)
+    ]
+    rows = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        before, after = (side.get(key) for side in sides)
+        row: dict[str, Any] = {"key": key}
+        for name, figures in (("baseline", before), ("candidate", after)):
+            row |= {f"{name}_calls": figures.calls if figures else 0}
+            row |= {f"{name}_total_ns": figures.total_ns if figures else 0}
+            row |= {f"{name}_median_ns": figures.median_ns if figures else None}
+        rows.append({**row, "speedup": _ratio(row["baseline_median_ns"], row["candidate_median_ns"])})
+    return rows
+
+
 def arm(trace: Trace) -> RecordingFigures:
     """The figures of one recording."""
     kernels = trace.kernels

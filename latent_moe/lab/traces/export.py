@@ -1,4 +1,4 @@
-"""Any kernel table as Chrome-trace JSON, which Perfetto's UI and chrome://tracing open.
+"""Any kernel table for other programs: Chrome-trace JSON for Perfetto's UI, and Parquet, which is read back too.
 
 One process a device, one thread a queue; kernels that overlap on one queue go to lanes beside it, since a viewer would
 draw them as nested calls. Ranges of the host get a process of their own. Times count from the first event.
@@ -6,13 +6,23 @@ draw them as nested calls. Ranges of the host get a process of their own. Times 
 
 import gzip
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from latent_moe.errors import InputError
-from latent_moe.lab.traces.table import Coded, Columns, Kernels, Trace, group_codes
+from latent_moe.lab.traces.file_trace import FileTrace
+from latent_moe.lab.traces.table import (
+    KERNEL_COLUMNS,
+    Coded,
+    Columns,
+    Kernels,
+    Trace,
+    TraceNote,
+    group_codes,
+)
 
 _TEXTS = ("kind", "library", "region", "grid", "workgroup")
 _NUMBERS = ("M", "N", "K", "rank")
@@ -161,3 +171,74 @@ def _ranges(trace: Trace, first: int) -> Iterator[str]:
             f'{{"ph":"X","cat":"user_annotation","name":{names[row] or json.dumps("?")},'
             f'"pid":{hosts[row]},"tid":{max(threads[row], 0)},"ts":{ts},"dur":{dur}}}'
         )
+
+
+SAVED = "saved table"
+_META = b"latent_moe"
+
+
+def write_parquet(trace: Trace, path: str | Path) -> Path:
+    """Write trace's kernel table, every column, as Parquet; returns the path.
+
+    Raises InputError when pyarrow is missing or the file cannot be written.
+    """
+    pa, parquet = _pyarrow("write")
+    kernels = trace.kernels
+    columns = {name: _arrow(pa, kernels[name]) for name in KERNEL_COLUMNS if name in kernels.columns}
+    about: dict = {"partial": trace.partial, "device": trace.device, "formats": trace.formats}
+    about["notes"] = [[note.code, note.message] for note in trace.warnings]
+    table = pa.table(columns).replace_schema_metadata({_META: json.dumps(about).encode()})
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        parquet.write_table(table, part)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def read_parquet(path: Path, salvage: bool = False) -> FileTrace:
+    """Read what `write_parquet` wrote. Raises InputError: damaged, or another program's table."""
+    del salvage  # A cut Parquet file has no directory of its columns: nothing of it can be read.
+    pa, parquet = _pyarrow("read")
+    try:
+        table = parquet.read_table(path)
+        about = json.loads((table.schema.metadata or {})[_META])
+        columns = {name: _column(table.column(name)) for name in table.column_names if name in KERNEL_COLUMNS}
+        file = FileTrace(path, SAVED, Kernels(table.num_rows, columns))
+        file.partial, file.device = bool(about["partial"]), about["device"]
+        file.warnings = [TraceNote(code, message) for code, message in about["notes"]]
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{path}: no table that `kernels --save` wrote ({first})") from None
+    return file
+
+
+def _pyarrow(what: str):
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"pyarrow is needed to {what} Parquet: pip install 'latent-moe[parquet]'") from None
+    return pyarrow, pyarrow.parquet
+
+
+def _arrow(pa, column):
+    """A column as Arrow has it: texts as a dictionary, absent ones as null."""
+    if not isinstance(column, Coded):
+        return pa.array(np.ascontiguousarray(column))
+    absent = column.codes < 0
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.ascontiguousarray(column.codes), mask=absent), pa.array(column.values, pa.string())
+    )
+
+
+def _column(chunked):
+    """A column as the kernel table has it."""
+    array = chunked.unify_dictionaries().combine_chunks()
+    if not hasattr(array, "dictionary"):
+        return array.to_numpy(zero_copy_only=False)
+    return Coded(array.indices.fill_null(-1).to_numpy(zero_copy_only=False), array.dictionary.to_pylist())

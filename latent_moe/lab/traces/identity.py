@@ -55,8 +55,11 @@ def place(file: FileTrace) -> None:
     file.replica = _number(_REPLICA, names)
     host = file.kernels["host"]
     own = np.array([_number(_RANK, [text]) for text in host.values] + [-1], dtype=np.int64)[host.codes]
+    if "source" not in file.kernels.columns:
+        file.kernels["source"] = constant(str(file.path), len(file.kernels))
+    if "rank" in file.kernels.columns:
+        return
     file.kernels["rank"] = np.where(own >= 0, own, file.rank) if len(host.values) else _same(file.rank, file)
-    file.kernels["source"] = constant(str(file.path), len(file.kernels))
 
 
 def _same(number: int, file: FileTrace) -> np.ndarray:

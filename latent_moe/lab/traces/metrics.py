@@ -88,6 +88,62 @@ def busy_ns(kernels: Kernels) -> int | None:
     return sum(busy for *_, busy in busy_by(kernels))
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A stretch in which a device ran nothing. `waited_for` is "host" where the next kernel was launched after the last
+    one had ended, "queue" where it had been launched before, None where launches are not recorded."""
+
+    process: str | None
+    agent: str | None
+    start_ns: int
+    gap_ns: int
+    before: str | None
+    after: str | None
+    waited_for: str | None
+
+
+def idle_ns(kernels: Kernels) -> int | None:
+    """Time without a kernel between the first and the last of each device, summed over the devices; None for statistics."""
+    if np.any(kernels["averaged"]):
+        return None
+    return sum(int(gaps.sum()) for _, gaps in _gaps(kernels))
+
+
+def largest_gaps(kernels: Kernels, most: int = 5) -> list[Gap]:
+    """The longest stretches without a kernel, the longest first."""
+    found = []
+    for rows, gaps in _gaps(kernels):
+        for place in np.argsort(-gaps, kind="stable")[:most]:
+            if gaps[place] > 0:
+                found.append(_gap(kernels, rows, int(place), int(gaps[place])))
+    return sorted(found, key=lambda gap: -gap.gap_ns)[:most]
+
+
+def _gaps(kernels: Kernels) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each device its rows in order of start, and the idle time in front of every one but the first."""
+    rows = np.flatnonzero(placed(kernels))
+    devices = group_codes(kernels, DEVICE)[rows]
+    start, end = kernels["start_ns"][rows], kernels["end_ns"][rows]
+    order = np.lexsort((start, devices))
+    rows, devices, start, end = rows[order], devices[order], start[order], end[order]
+    bounds = np.flatnonzero(np.r_[True, devices[1:] != devices[:-1]]) if len(rows) else np.zeros(0, int)
+    found = []
+    for first, last in zip(bounds, [*bounds[1:], len(rows)], strict=False):
+        latest = np.maximum.accumulate(end[first:last])
+        found.append((rows[first:last], np.maximum(start[first + 1 : last] - latest[:-1], 0)))
+    return found
+
+
+def _gap(kernels: Kernels, rows: np.ndarray, place: int, length: int) -> Gap:
+    after = rows[place + 1]
+    start = int(kernels["start_ns"][after]) - length
+    before = rows[: place + 1][np.argmax(kernels["end_ns"][rows[: place + 1]])]
+    launch = int(kernels["launch_ns"][after])
+    waited = None if launch < 0 else "host" if launch >= start else "queue"
+    process, agent, next_name = (_text(kernels[name], after) for name in (*DEVICE, "name"))
+    return Gap(process, agent, start, length, _text(kernels["name"], before), next_name, waited)
+
+
 def span_ns(kernels: Kernels) -> int:
     """From the first kernel's begin to the last one's end."""
     mask = placed(kernels)

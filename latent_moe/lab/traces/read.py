@@ -104,12 +104,15 @@ def _excuse(trace: Trace, path: Path, error: Exception, matters: bool, salvage: 
 
 
 def _report(trace: Trace, kept: list[FileTrace], dropped: list[tuple[FileTrace, FileTrace]]) -> None:
+    devices: set[str] = set()
     for part in kept:
         trace.files.append(str(part.path))
         trace.warnings += part.warnings
         trace.partial |= part.partial
+        devices |= {part.device} if part.device and len(part.kernels) else set()
         if part.format not in trace.formats:
             trace.formats.append(part.format)
+    trace.device = ", ".join(sorted(devices)) or None
     formats = {part.format for part in kept if len(part.kernels)}
     empty = [part.path.name for part in kept if not len(part.kernels) and part.format in formats]
     if empty:

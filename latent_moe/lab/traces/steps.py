@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latent_moe.lab.traces.file_trace import shared_codes
 from latent_moe.lab.traces.metrics import busy_ns, total_ns
-from latent_moe.lab.traces.table import Trace
+from latent_moe.lab.traces.regions import innermost_by_key
+from latent_moe.lab.traces.table import Coded, Trace
 
 STEP = re.compile(r"(?:ProfilerStep#|step[ _#:=]?)(\d+)$", re.IGNORECASE)
 
@@ -116,3 +118,36 @@ def select(trace: Trace, **wanted: str | int) -> Trace:
 def _with(trace: Trace, rows: np.ndarray) -> Trace:
     kernels = trace.kernels.take(rows)
     return Trace(kernels, trace.ranges, list(trace.warnings), trace.partial, trace.files, trace.formats)
+
+
+_LAYER = re.compile(r"(?:^|[._ ])layers?[._= ]?(\d+)", re.IGNORECASE)
+
+
+def layers(trace: Trace) -> Coded:
+    """ "layer 3" of the kernels whose region names a layer, else absent."""
+    return trace.kernels["region"].map(
+        [
+            f"layer {match[1]}" if (match := _LAYER.search(name)) else None
+            for name in trace.kernels["region"].values
+        ]
+    )
+
+
+def step_of(trace: Trace) -> Coded:
+    """ "step 3" of each kernel: the profiler's own range around its launch (its start, where that is unknown), else the
+    mark in its region; absent outside of steps."""
+    ranges, kernels = trace.ranges, trace.kernels
+    names = ranges["name"]
+    rows = np.flatnonzero(np.array([bool(STEP.match(name)) for name in names.values] + [False])[names.codes])
+    rows = rows[ranges["domain"].objects()[rows] == "host"] if len(rows) else rows
+    if not len(rows):
+        region = kernels["region"]
+        told = [marks(name).get("step") for name in region.values]
+        return region.map([None if number is None else f"step {number}" for number in told])
+    mine, theirs = shared_codes(kernels["process"], ranges["process"])
+    launch = np.asarray(kernels["launch_ns"])
+    moments = np.where(launch >= 0, launch, kernels["start_ns"])
+    found = innermost_by_key(theirs[rows], ranges["start_ns"][rows], ranges["end_ns"][rows], mine, moments)
+    codes = np.where(found >= 0, names.codes[rows[np.maximum(found, 0)]], -1)
+    texts = [f"step {match[1]}" if (match := STEP.match(name)) else None for name in names.values]
+    return Coded(codes, names.values).map(texts)

@@ -278,6 +278,7 @@ class Trace:
     files: list[str] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    device: str | None = None
 
     @property
     def processes(self) -> list[str]:

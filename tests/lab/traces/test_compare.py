@@ -291,3 +291,39 @@ def test_waiting_that_one_rank_cannot_tell_is_told(tmp_path):
     told = [w for w in compare(trace, trace).warnings if w.code == "wait_unknown"]
     assert [w.message.split(":")[0] for w in told] == ["baseline", "candidate"]
     assert "86 % of the kernel time" in told[0].message
+
+
+@pytest.mark.parametrize("by", ["name", "shape"])
+def test_rows_by_name_and_by_shape(sharding, capsys, by):
+    assert main(["compare", *map(str, sharding), "--by", by, "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    if by == "shape":
+        assert rows["(none)"]["baseline_calls"] == 12
+        return
+    assert (rows[GEMM]["baseline_median_ns"], rows[GEMM]["candidate_calls"]) == (100_000, 0)
+    assert rows[OTHER_GEMM]["speedup"] is None
+
+
+def test_medians_of_equal_tokens_decide_where_both_have_them():
+    """Half as long at every T; one call of the baseline took ten times as long, and steps hold other kernels."""
+
+    def rows(scale, first, extra):
+        found = []
+        for step in range(20):
+            at = 1 + step * 1_000_000
+            tokens = 1 + step % 2 * 63
+            length = tokens * scale * (10 if step == 0 and first else 1)
+            found.append((0, GEMM, at, length, f"tail=a T={tokens}"))
+            found += [(0, NORM, at + length + i, 1, None) for i in range(extra if step < 5 else 1)]
+        return found
+
+    result = compare(table(rows(200, True, 1)), table(rows(100, False, 3)))
+    assert (result.verdict, result.basis) == ("faster", "median time per gemm call of equal work")
+    assert result.per_call["gemm"]["work_speedup"] == 2.0
+
+
+def test_one_call_more_leaves_steps_comparable():
+    rows = [(0, GEMM, 1 + i * 1_000, 139, None) for i in range(134)]
+    faster = [(0, GEMM, 1 + i * 1_000, 100, None) for i in range(133)]
+    result = compare(table(rows), table(faster))
+    assert (result.verdict, result.basis) == ("faster", "busy time per step")

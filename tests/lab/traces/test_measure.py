@@ -121,3 +121,20 @@ def test_dictionaries_merge_when_tables_are_joined():
 def test_many_texts_still_fit_their_codes():
     texts = [str(i) for i in range(40_000)]
     assert encode(texts).objects().tolist() == texts
+
+
+def test_gaps_and_what_was_waited_for():
+    kernels = table([(10, 20), (15, 30), (50, 60), (90, 95)])
+    kernels["launch_ns"] = np.array([5, 6, 40, 20])
+    gaps = metrics.largest_gaps(kernels)
+    assert [(gap.start_ns, gap.gap_ns, gap.waited_for) for gap in gaps] == [
+        (60, 30, "queue"),
+        (30, 20, "host"),
+    ]
+    assert metrics.idle_ns(kernels) == 50
+
+
+def test_calls_that_carry_a_mean_are_counted():
+    kernels = table([(i * 1_000, i * 1_000 + (900 if i == 0 else 10)) for i in range(30)])
+    (row,) = metrics.group(kernels, "kind")
+    assert (row.carried_by, row.p90_ns, row.median_ns) == (1, 10.0, 10.0)

@@ -122,6 +122,9 @@ def _one(part: FileTrace, recorded: RocpdRun) -> tuple[Kernels, Ranges]:
     kernels["host"] = constant(recorded.host, len(kernels))
     if recorded.host and (name := next(iter(recorded.texts("rocpd_info_node", "hostname").values()), None)):
         part.hosts[recorded.host] = name
+    names = recorded.texts("rocpd_info_agent", "product_name", "model_name", "name")
+    used = {names[agent] for agent in np.unique(cells["agent_id"]).tolist() if names.get(agent)}
+    part.device = ", ".join(sorted(used)) or None
     if not marked:
         return kernels, Ranges(0)
     known_threads = threads(recorded)

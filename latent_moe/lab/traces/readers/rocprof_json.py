@@ -70,6 +70,9 @@ class Symbol(msgspec.Struct, gc=False, frozen=True):
 class Agent(msgspec.Struct, gc=False, frozen=True):
     id: Handle = Handle()
     node_id: int = -1
+    product_name: str | None = None
+    model_name: str | None = None
+    name: str | None = None
 
 
 class Text(msgspec.Struct, gc=False, frozen=True):
@@ -165,7 +168,11 @@ def _kernels(part: FileTrace, entry: Entry) -> Kernels:
     start = times([r.start_timestamp for r in records], part.path, "start_timestamp")
     end = times([r.end_timestamp for r in records], part.path, "end_timestamp")
     backwards(part, start, end)
-    nodes = {agent.id.handle: f"Agent {agent.node_id}" for agent in several(part, entry.agents, Agent)}
+    agents = {agent.id.handle: agent for agent in several(part, entry.agents, Agent)}
+    nodes = {handle: f"Agent {agent.node_id}" for handle, agent in agents.items()}
+    used = (agents.get(handle) for handle in {info.agent_id.handle for info in infos})
+    names_of = {agent.product_name or agent.model_name or agent.name for agent in used if agent}
+    part.device = ", ".join(sorted(filter(None, names_of))) or part.device
     names = {s.kernel_id: _name(s) for s in several(part, entry.kernel_symbols, Symbol)}
     columns = {
         "agent": from_keys(ids([i.agent_id.handle for i in infos], -1), nodes, "agent {}"),

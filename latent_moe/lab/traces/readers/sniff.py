@@ -33,6 +33,10 @@ def sniff(path: Path) -> Sniffed:
     start = head(path)
     if start.startswith(SQLITE):
         return _database(path)
+    if start.startswith(b"PAR1"):
+        from latent_moe.lab.traces import export
+
+        return Sniffed(export.SAVED, export.read_parquet)
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if found := _perfetto(start):
         return found
@@ -121,7 +125,7 @@ def _perfetto(start: bytes) -> Sniffed | None:
 def is_trace_like(path: Path) -> bool:
     """Does an empty or unreadable file's name promise a trace?"""
     names = path.name.lower().removesuffix(".gz")
-    return names.endswith((".json", ".csv", ".db", ".pftrace", ".rpd"))
+    return names.endswith((".json", ".csv", ".db", ".pftrace", ".rpd", ".parquet"))
 
 
 __all__ = ["UNKNOWN", "Sniffed", "is_trace_like", "sniff"]
