@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from latent_moe.lab.bench.server import ServerError
 from latent_moe.lab.bench.session import Meter, Notify, ServerSession, lines
 
 _STATE, _LOCK = "recipe.json", "bench.lock"
-# How long the last server may take to give its device memory back.
+# How long the last server may take to end and to give its device memory back.
 _FREE_S = 120.0
 
 
@@ -186,6 +187,8 @@ def _run_sessions(plan: Plan, todo: Plan, notify: Notify) -> None:
                 meter.drop("run", len(entry.measured))
                 continue
             machine.wait_until_free(devices, _FREE_S)
+            if index:
+                _wait_gone(sessions[index - 1])
             following = next((each for each in sessions[index + 1 :] if each.entry.arm not in failed), None)
             ahead = following if following and following.entry.go else None
             try:
@@ -205,6 +208,18 @@ def _run_sessions(plan: Plan, todo: Plan, notify: Notify) -> None:
             session.stop()
     if failed:
         raise next(iter(failed.values()))
+
+
+def _wait_gone(session: ServerSession) -> None:
+    """Wait until no process of an ended session is left. Raises ServerError naming one that stays, as those do that hang in
+    a driver."""
+    process = session.server.process if session.server else None
+    deadline = time.monotonic() + _FREE_S
+    while process and (left := process.left()):
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(each.pid) for each in left)
+            raise ServerError(f"processes {pids} of server {session.entry.arm} do not end", process.tail())
+        time.sleep(0.5)
 
 
 def _others_remain(plan: Plan, failed: set[str]) -> bool:

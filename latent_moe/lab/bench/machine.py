@@ -1,7 +1,8 @@
 """The machine between and beside runs: what its devices hold and do, the room in /dev/shm, free ports.
 
 Devices are asked through amd-smi or nvidia-smi, whichever is on the PATH; without either nothing is known and nothing is
-recorded. Clocks in MHz, power in W, temperatures in degrees Celsius, energy in J since the driver started.
+recorded. Clocks in MHz, power in W, temperatures in degrees Celsius, energy in J since the driver started, which amd-smi
+counts and nvidia-smi does not (--help-query-gpu on an H200 lists no such field).
 """
 
 import fcntl
@@ -27,7 +28,7 @@ SHM = Path("/dev/shm")
 SHM_BYTES = 160 << 20
 # What a context of a runtime may keep on a device that nobody uses.
 _SLACK_BYTES = 1 << 30
-_TOOL_S, _SAMPLE_S = 20.0, 10.0
+_TOOL_S, _SAMPLE_S = 20.0, 30.0
 _PORTS = range(20_000, 32_768)
 # NVML's clock event reasons that mean: slower than it could be (nvmlClocksEventReasons).
 _NVIDIA_REASONS = {

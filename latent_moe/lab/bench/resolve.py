@@ -278,12 +278,13 @@ def device_name(ranks: int | None) -> str:
 
 
 def tp_size(arguments: Sequence[str]) -> int | None:
-    """The server's --tensor-parallel-size, None where it is not given as a number."""
-    return number_after(arguments, "--tensor-parallel-size") or number_after(arguments, "-tp")
+    """The server's --tensor-parallel-size (-tp in vLLM, --tp and --tp-size in SGLang), None where it is no number."""
+    options = ("--tensor-parallel-size", "-tp", "--tp-size", "--tp")
+    return next((size for option in options if (size := number_after(arguments, option))), None)
 
 
 def prefix_caching(arguments: Sequence[str]) -> bool | None:
     """Whether the server caches prefixes, None where its arguments do not say."""
-    if "--no-enable-prefix-caching" in arguments:
+    if {"--no-enable-prefix-caching", "--disable-radix-cache"} & {*arguments}:
         return False
     return True if "--enable-prefix-caching" in arguments else None

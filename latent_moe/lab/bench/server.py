@@ -134,14 +134,19 @@ class SupervisedProcess:
             self._ends_within(15.0)
         if (self.exit_code or 0) < 0:
             # The supervisor was killed: what it leaves has other parents now, and is known by the mark alone.
-            self._kill_marked()
+            for process in self.left():
+                with suppress(psutil.Error):
+                    process.kill()
             supervisor.clean_up(self.cleanup)
 
-    def _kill_marked(self) -> None:
+    def left(self) -> list[psutil.Process]:
+        """Its processes that are still there, wherever they went."""
+        processes = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == self._mark:
-                    process.kill()
+                    processes.append(process)
+        return processes
 
     def tree(self) -> list[psutil.Process]:
         """The processes that it has now, the supervisor left out."""

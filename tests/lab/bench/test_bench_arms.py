@@ -218,6 +218,7 @@ def test_sglang_is_started_by_its_own_words_and_driven_by_vllms_client(tmp_path,
     assert "--max-num-seqs" not in options, "vLLM's arguments are not SGLang's"
     assert "VLLM_ROCM_USE_AITER" not in entry.server.env
     assert entry.runs[0].command.words[1:3] == ["-m", "latent_moe.lab.bench.client"]
+    assert entry.measured[0].record["prefix_caching"] is False
 
 
 ENGINES = """

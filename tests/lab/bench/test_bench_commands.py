@@ -228,6 +228,7 @@ def test_secrets_are_found_by_name_reference_and_option(monkeypatch):
     ("words", "ranks"),
     [
         (["-tp", "4"], 4),
+        (["--tp-size", "8"], 8),
         (["--tensor-parallel-size=2"], 2),
         (["--tensor-parallel-size", "2", "--tensor-parallel-size", "8"], 8),
         (["--tensor-parallel-size", "${TP}"], None),

@@ -15,7 +15,7 @@ import pytest
 from bench_driver import Done, bench, environment, one_line, result_files, words, write_recipe
 from processes import survivors, wait_gone
 
-from latent_moe.lab.bench.server import SupervisedProcess, first_error
+from latent_moe.lab.bench.server import ServerError, SupervisedProcess, first_error
 
 WORKER = "os.setsid()"
 
@@ -312,6 +312,24 @@ def test_what_a_killed_supervisor_leaves_is_ended(tmp_path):
         time.sleep(0.05)
     tree = process.tree()
     assert len(tree) == 2
+    assert {each.pid for each in process.left()} > {each.pid for each in tree}, "and the supervisor"
     psutil.Process(process._process.pid).kill()
     process.stop()
     assert psutil.wait_procs(tree, 5)[1] == []
+    assert process.left() == []
+
+
+def test_the_next_server_waits_for_the_last_ones_processes(tmp_path, monkeypatch):
+    from types import SimpleNamespace
+
+    from latent_moe.lab.bench import bench as module
+
+    looks = [[SimpleNamespace(pid=7)], []]
+    process = SimpleNamespace(left=lambda: looks.pop(0), tail=lambda: "")
+    session = SimpleNamespace(server=SimpleNamespace(process=process), entry=SimpleNamespace(arm="one"))
+    module._wait_gone(session)
+    assert looks == []
+    monkeypatch.setattr(module, "_FREE_S", 0.1)
+    looks += [[SimpleNamespace(pid=7)]] * 9
+    with pytest.raises(ServerError, match="processes 7 of server one do not end"):
+        module._wait_gone(session)
