@@ -5,6 +5,7 @@ import json
 import sqlite3
 
 import pytest
+from trace_files import pftrace, spans
 
 from latent_moe.errors import InputError
 from latent_moe.lab.secrets import Secrets
@@ -195,3 +196,44 @@ def test_names_of_kernels_stay_as_they_are():
         "torch/nn/module.py(12): forward",
     ):
         assert Secrets().clean(name) == name
+
+
+def test_a_host_in_a_files_name_does_not_stay(fixtures, tmp_path):
+    (source,) = (fixtures / "traces" / "cases").glob("46-*")
+    done = scrub([source], tmp_path / "out")
+    assert [path.name for path in done.written] == ["scrubbed_4242.1700000000000.pt.trace.json"]
+    content = done.written[0].read_bytes()
+    assert not [text for text in (b"gpuhost17", b"somebody") if text in content]
+    assert metrics.calls(read(done.written[0]).kernels) == 5
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_refused_input_leaves_nothing_behind(kineto, tmp_path, fresh):
+    (kineto.parent / "cut.pt.trace.json").write_text('{"traceEvents": [{"ph": "X"')
+    out = tmp_path / "out"
+    if not fresh:
+        out.mkdir()
+    with pytest.raises(InputError, match="cut"):
+        scrub([kineto.parent], out)
+    assert out.exists() != fresh
+    assert not fresh or not out.exists()
+    assert fresh or not list(out.iterdir())
+
+
+def test_perfetto_traces_are_copied_without_command_and_machine(tmp_path):
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    path = pftrace(tmp_path / f"{HOST}_1.pftrace", spans(6))
+    trace = Trace.FromString(path.read_bytes())
+    trace.packet[0].track_descriptor.process.cmdline.extend(COMMAND)
+    trace.packet[0].track_descriptor.process.process_name = f"/home/{USER}/train_secret_model.py"
+    trace.packet.add().system_info.utsname.release = HOST
+    noted = trace.packet.add(timestamp=1, trusted_packet_sequence_id=2).track_event
+    noted.debug_annotations.add(name="path", string_value=f"/home/{USER}/train_secret_model.py")
+    path.write_bytes(trace.SerializeToString())
+    before = metrics.total_ns(read(path).kernels)
+    (copied,) = scrub([path], tmp_path / "out").written
+    assert metrics.total_ns(read(copied).kernels) == before
+    content = copied.read_bytes()
+    assert [secret for secret in (TOKEN, USER, "/home/wilhelmine") if secret.encode() in content] == []
+    assert HOST.encode() not in content

@@ -54,7 +54,8 @@ def read(path: Path, salvage: bool = False) -> FileTrace:
     return part
 
 
-def _packets(part: FileTrace, data: bytes, salvage: bool) -> Iterator:
+def packets(part: FileTrace, data: bytes, salvage: bool) -> Iterator:
+    """The trace's packets. Raises InputError where one is damaged; with `salvage` they end there, `part` marked."""
     from google.protobuf.message import DecodeError
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
@@ -94,7 +95,7 @@ def _slices(part: FileTrace, data: bytes, salvage: bool) -> tuple[list[dict], st
     slices: list[dict] = []
     process = ""
     open_slices: dict[int, list[dict]] = {}
-    for packet in _packets(part, data, salvage):
+    for packet in packets(part, data, salvage):
         key = packet.trusted_packet_sequence_id
         # Bit 1 of the flags: the sequence forgets what it interned.
         if packet.sequence_flags & 1 or key not in sequences:

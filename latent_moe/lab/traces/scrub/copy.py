@@ -6,8 +6,16 @@ from pathlib import Path
 
 from latent_moe.errors import InputError, LatentMoEError
 from latent_moe.lab.secrets import Secrets
+from latent_moe.lab.traces.file_trace import FileTrace, process_of
+from latent_moe.lab.traces.readers import pftrace
 from latent_moe.lab.traces.readers.raw_files import SQLITE, content, head, is_packed
 from latent_moe.lab.traces.scrub import json_text, rocpd_copy
+from latent_moe.lab.traces.table import Kernels
+
+_KEPT_FIELDS = (
+    *("timestamp", "timestamp_clock_id", "trusted_packet_sequence_id", "sequence_flags"),
+    *("track_descriptor", "interned_data", "track_event", "trace_packet_defaults"),
+)
 
 
 @dataclass
@@ -29,7 +37,24 @@ def scrub(paths: list[Path], out: Path) -> Scrubbed:
     _check_out(files, out)
     secrets = Secrets()
     secrets.add_this_machine()
+    for path in files:
+        # PyTorch puts the host in front of the process in a file's name.
+        host = process_of(path)[0]
+        secrets.add_names([host, host.split(".")[0]])
+    fresh = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        return _checked(files, out, secrets)
+    except BaseException:
+        # Nothing stays of a copy that was refused: not one file of several, and no empty directory.
+        for target in out.iterdir():
+            target.unlink()
+        if fresh:
+            out.rmdir()
+        raise
+
+
+def _checked(files: list[Path], out: Path, secrets: Secrets) -> Scrubbed:
     known = len(secrets.all())
     done = _all(files, out, secrets)
     if len(secrets.all()) > known:
@@ -47,7 +72,7 @@ def _all(files: list[Path], out: Path, secrets: Secrets) -> Scrubbed:
     for path in files:
         try:
             _one(path, out, secrets, done)
-        except json_text.UnknownJson as error:
+        except json_text.UnknownContent as error:
             done.left_out.append(str(error))
     return done
 
@@ -74,18 +99,15 @@ def _one(path: Path, out: Path, secrets: Secrets, done: Scrubbed) -> None:
     start = head(path)
     kind = _kind(start)
     if kind is None:
-        done.left_out.append(f"{path.name}: neither rocpd, nor JSON, nor CSV")
+        done.left_out.append(f"{path.name}: neither rocpd, nor JSON, nor CSV, nor a Perfetto trace")
         return
     target = out / _name(path, len(done.written), out, secrets)
     if kind == "rocpd":
         rocpd_copy.copy(path, target, secrets)
     else:
         whole = content(path)
-        clean = (
-            json_text.clean_json(whole, path, secrets)
-            if kind == "json"
-            else json_text.clean_csv(whole, secrets)
-        )
+        cleaners = {"json": json_text.clean_json, "csv": json_text.clean_csv, "pftrace": _clean_pftrace}
+        clean = cleaners[kind](whole, path, secrets)
         target.write_bytes(gzip.compress(clean, mtime=0) if is_packed(path) else clean)
     _check(target, secrets)
     done.written.append(target)
@@ -95,10 +117,52 @@ def _kind(start: bytes) -> str | None:
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(SQLITE):
         return "rocpd"
+    if pftrace.looks_like(start):
+        return "pftrace"
     if text[:1] in (b"{", b"["):
         return "json"
     first = text.splitlines()[0] if text else b""
     return "csv" if b"," in first.replace(b"\x00", b"") and _is_text(start) else None
+
+
+def _clean_pftrace(content: bytes, path: Path, secrets: Secrets) -> bytes:
+    """The packets that hold slices and tracks, every text in them cleaned; all others (machine, configuration) go."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+    kept = Trace()
+    try:
+        packets = list(pftrace.packets(FileTrace(path, pftrace.FORMAT, Kernels(0)), content, False))
+    except InputError as error:
+        raise json_text.UnknownContent(str(error)) from None
+    for packet in packets:
+        copy = kept.packet.add()
+        for name in _KEPT_FIELDS:
+            if packet.HasField(name):
+                value = getattr(packet, name)
+                if hasattr(value, "CopyFrom"):
+                    getattr(copy, name).CopyFrom(value)
+                else:
+                    setattr(copy, name, value)
+        process = copy.track_descriptor.process if copy.HasField("track_descriptor") else None
+        if process is not None and copy.track_descriptor.HasField("process"):
+            secrets.add_command(list(process.cmdline))
+            process.ClearField("cmdline")
+            process.ClearField("process_name")
+    _clean_message(kept, secrets)
+    return kept.SerializeToString()
+
+
+def _clean_message(message, secrets: Secrets) -> None:
+    """Clean every text of a protobuf message and of those inside it."""
+    for field_, value in message.ListFields():
+        repeated = not isinstance(value, str | bytes | int | float) and not hasattr(value, "ListFields")
+        if field_.type == field_.TYPE_STRING and repeated:
+            value[:] = [secrets.clean(text) for text in value]
+        elif field_.type == field_.TYPE_STRING:
+            setattr(message, field_.name, secrets.clean(value))
+        elif field_.type == field_.TYPE_MESSAGE:
+            for inner in value if repeated else [value]:
+                _clean_message(inner, secrets)
 
 
 def _name(path: Path, number: int, out: Path, secrets: Secrets) -> str:

@@ -23,12 +23,12 @@ _HOSTNAME = re.compile("host_?name|node_?name|machine_id", re.IGNORECASE)
 _FILE_LISTS = ("att_filenames", "code_object_snapshot_filenames")
 
 
-class UnknownJson(InputError):
-    """JSON that is no trace: nobody knows where its secrets stand, so it is not copied."""
+class UnknownContent(InputError):
+    """JSON that is no trace, bytes that are no packets: nobody knows where secrets stand, so it is not copied."""
 
 
 def clean_json(content: bytes, path: Path, secrets: Secrets) -> bytes:
-    """A clean copy of rocprofv3's or PyTorch's JSON. Raises InputError for cut or malformed JSON, UnknownJson for other."""
+    """A clean copy of rocprofv3's or PyTorch's JSON. Raises InputError for cut or malformed JSON, UnknownContent for other."""
     try:
         raw = msgspec.json.decode(content.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, RecursionError) as error:
@@ -40,12 +40,13 @@ def clean_json(content: bytes, path: Path, secrets: Secrets) -> bytes:
     elif isinstance(raw, list):
         kept = raw
     else:
-        raise UnknownJson(f"{path.name}: JSON of an unknown kind, so what is secret in it is not known")
+        raise UnknownContent(f"{path.name}: JSON of an unknown kind, so what is secret in it is not known")
     return msgspec.json.encode(_walk(kept, secrets))
 
 
-def clean_csv(content: bytes, secrets: Secrets) -> bytes:
+def clean_csv(content: bytes, path: Path, secrets: Secrets) -> bytes:
     """CSV holds no metadata: texts are cleaned, the layout stays byte for byte."""
+    del path  # Nothing in a CSV is refused.
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     text = content.decode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
     return secrets.clean(text).encode(encoding, "surrogateescape" if encoding == "utf-8" else "replace")
