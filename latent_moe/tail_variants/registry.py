@@ -18,6 +18,8 @@ NAMES = (
     "token_parallel",
     "pipelined",
     "fused",
+    "joint",
+    "row_parallel",
 )
 # Not a tail: at each T the one that a chooser names.
 AUTO = "auto"

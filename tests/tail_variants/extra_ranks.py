@@ -44,7 +44,7 @@ def reference(tokens, ranks, dtype, with_norm):
 
 
 def variants():
-    for name in ("replicated", "column_parallel", "overlap"):
+    for name in ("replicated", "column_parallel", "overlap", "joint", "row_parallel"):
         yield name, {}
     for name in ("token_parallel", "pipelined"):
         yield name, {}

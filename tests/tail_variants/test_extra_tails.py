@@ -1,4 +1,4 @@
-"""overlap, token_parallel and pipelined on real ranks: right at every T, their collectives, bad input."""
+"""Every tail that needs no GPU on real ranks: right at every T, their collectives, bad input."""
 
 import extra_ranks
 import pytest
@@ -32,7 +32,7 @@ def test_within_bounds_at_every_t(ran):
 def test_every_rank_has_the_same_result(ran):
     for same in zip(*ran, strict=True):
         for other in same[1:]:
-            if same[0]["tail"] in ("replicated", "overlap"):
+            if same[0]["tail"] in ("replicated", "overlap", "joint"):
                 # Each rank projects by itself: the same numbers, up to rounding.
                 torch.testing.assert_close(other["out"], same[0]["out"], rtol=1e-2, atol=1e-2)
             else:
@@ -52,6 +52,12 @@ def test_what_travels(ran):
             assert bytes_of(one, "reduce_scatter") == padded * (L + H) * size
             assert bytes_of(one, "all_gather") == padded * H * size
             assert bytes_of(one, "all_reduce") == 0
+        elif one["tail"] == "row_parallel":
+            assert bytes_of(one, "all_reduce") == one["tokens"] * (L + H) * size
+            assert bytes_of(one, "all_gather") == padded * H * size
+            assert len(one["issued"]) == 3
+        elif one["tail"] == "joint":
+            assert one["issued"] == [("all_reduce", one["tokens"] * (L + H) * size)]
         else:
             assert bytes_of(one, "all_reduce") == one["tokens"] * (L + H) * size
             assert {name for name, _ in one["issued"]} == {"all_reduce"}

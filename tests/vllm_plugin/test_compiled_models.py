@@ -39,7 +39,11 @@ def test_a_layer_is_ended_by_what_was_registered_last():
 
 
 def test_only_tails_without_a_decision_are_traced():
-    assert {name for name, tail in TAILS.items() if tail.traceable} == {"replicated", "column_parallel"}
+    assert {name for name, tail in TAILS.items() if tail.traceable} == {
+        "replicated",
+        "column_parallel",
+        "joint",
+    }
 
 
 @pytest.mark.parametrize("name", [name for name, tail in TAILS.items() if tail.traceable])

@@ -94,8 +94,8 @@ class Case:
         return self.kernel("add", (3 - cached) * elements)
 
     def collective(self, kind: str, what: str, tokens: int | None = None) -> Term:
-        """all_reduce, reduce_scatter or all_gather of the latent or hidden partial sums."""
-        width = self.latent if what == "latent" else self.hidden
+        """all_reduce, reduce_scatter or all_gather of the latent or hidden partial sums, or of both in one buffer."""
+        width = {"latent": self.latent, "hidden": self.hidden, "both": self.latent + self.hidden}[what]
         n_bytes = BYTES * width * (self.tokens if tokens is None else tokens)
         us = COLLECTIVES[kind](n_bytes, self.tp, self.hardware)
         return Term(f"{kind}({what})", us if self.with_collectives else 0.0)
@@ -177,6 +177,29 @@ def _fused(case: Case) -> list[Term]:
     ]
 
 
+def _joint(case: Case) -> list[Term]:
+    return [
+        # Both partial sums are read and written once, to stand in one buffer.
+        case.kernel("copy", 2 * case.tokens * (case.latent + case.hidden)),
+        case.collective("all_reduce", "both"),
+        case.norm(case.tokens),
+        case.gemm(case.tokens, case.hidden),
+        case.epilogue_read(case.tokens * case.hidden),
+    ]
+
+
+def _row_parallel(case: Case) -> list[Term]:
+    rows = math.ceil(case.tokens / case.tp)
+    return [
+        case.collective("all_reduce", "latent"),
+        case.norm(rows),
+        case.gemm(rows, case.hidden),
+        case.collective("all_gather", "hidden"),
+        case.collective("all_reduce", "hidden"),
+        case.add(),
+    ]
+
+
 _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "replicated": _replicated,
     "column_parallel": _column_parallel,
@@ -184,6 +207,8 @@ _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "token_parallel": _token_parallel,
     "pipelined": _pipelined,
     "fused": _fused,
+    "joint": _joint,
+    "row_parallel": _row_parallel,
 }
 # Those of the registry that the model has terms for.
 TAIL_NAMES = tuple(name for name in NAMES if name in _TAILS)

@@ -54,6 +54,25 @@ def test_pipelining_hides_something_and_costs_launches():
     assert small[1] > small[0]
 
 
+def test_joint_saves_a_collective_and_pays_a_copy_and_the_whole_weight():
+    slow_start = hardware.get("mi355x").replace(collective_latency_us=40.0)
+    for tokens in (1, 16):
+        before, one = (tail.tail_cost(name, tokens, 8, slow_start) for name in ("replicated", "joint"))
+        assert [term.name for term in one.terms if "all_" in term.name] == ["all_reduce(both)"]
+        assert one.us("gemm") == before.us("gemm")
+        assert before.total_us - one.total_us > 0.8 * 40
+    column, one = (tail.tail_cost(name, 16384, 8, slow_start) for name in ("column_parallel", "joint"))
+    assert one.total_us > column.total_us
+
+
+def test_row_parallel_shrinks_norm_and_gemm_and_moves_the_hidden_once_more(mi355x):
+    before, rows = (tail.tail_cost(name, 16384, 8, mi355x) for name in ("replicated", "row_parallel"))
+    assert rows.us("norm") < before.us("norm") / 4
+    assert rows.us("gemm") < before.us("gemm") / 4
+    assert rows.us("all_reduce(hidden)") == before.us("all_reduce(hidden)")
+    assert rows.us("all_gather(hidden)") > 0
+
+
 def test_on_one_rank_there_are_no_collectives(mi355x):
     cost = tail.tail_cost("replicated", 64, 1, mi355x)
     assert cost.us("all_reduce(latent)") == cost.us("all_reduce(hidden)") == 0
