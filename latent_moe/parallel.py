@@ -5,8 +5,8 @@ T tokens, N columns, tp ranks. gloo on a CPU; `nccl` on CUDA and on ROCm, where 
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 # Whose collectives: times of the one do not tell what a tail costs with the other.
 TORCH, VLLM = "torch.distributed", "vllm"
-__all__ = ["TORCH", "VLLM", "Collective", "Done", "TensorParallel", "launch"]
+__all__ = ["TORCH", "VLLM", "Collective", "Done", "TensorParallel", "in_job", "launch", "launcher"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TensorParallel:
     """This rank's place in its tensor-parallel group.
 
     `issued` lists what was issued, in order: what two tails cost in communication is counted, not assumed.
-    `communicator` names whose collectives these are.
+    `communicator` names whose collectives these are; on `nodes` hosts: peers' memory is mapped on one host only.
     """
 
     rank: int
@@ -55,6 +55,7 @@ class TensorParallel:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     issued: list[Collective] = field(default_factory=list)
     communicator: str = TORCH
+    nodes: int = 1
 
     @classmethod
     def single(cls, device: str | torch.device = "cpu") -> "TensorParallel":
@@ -126,7 +127,26 @@ def launch(
     the rank when one fails, dies or exceeds the limit. The ranks are ended in every case, a Ctrl-C or SIGTERM to
     this process included; they also end by themselves when this process is gone.
     """
-    return run_ranks(_join, fn, tp, args, timeout_s, backend)
+    return _launchers[-1](_join, fn, tp, args, timeout_s, backend)
+
+
+# Where ranks come from, the latest one: this machine, unless a job has started them already.
+_launchers: list[Callable[..., list[Any]]] = [run_ranks]
+
+
+@contextmanager
+def launcher(run: Callable[..., list[Any]]) -> Iterator[None]:
+    """Inside, `launch` calls run(join, fn, tp, args, timeout_s, backend), as `latent_moe.ranks.run_ranks` is called."""
+    _launchers.append(run)
+    try:
+        yield
+    finally:
+        _launchers.remove(run)
+
+
+def in_job() -> bool:
+    """Whether a job has started the ranks that `launch` runs on."""
+    return len(_launchers) > 1
 
 
 def _join(rank: int, tp: int, backend: str, rendezvous: str, timeout_s: float) -> TensorParallel:

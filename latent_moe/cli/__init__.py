@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the answer is no; 2 the input cannot be used (one line on 
 """
 
 import argparse
+import os
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -25,6 +26,10 @@ VERBS = {
     "table": "turn result files into the table with deltas and 95 % intervals",
     "predict": "predict the change from published kernels and the cost model",
 }
+
+# Verbs that launch ranks, and the variables of what may have started the ranks already: torchrun, srun.
+ON_RANKS = ("verify", "tails", "profile")
+JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +63,16 @@ def _verb_parser(name: str, module) -> _Parser:
 def _dispatch(argv: list[str]) -> int:
     name = _overview().parse_args(argv[:1]).verb
     module = import_module(f"latent_moe.cli.{name}")
-    return module.run(_verb_parser(name, module).parse_args(argv[1:]))
+    parser = _verb_parser(name, module)
+    if name not in ON_RANKS or not any(variable in os.environ for variable in JOB_VARIABLES):
+        return module.run(parser.parse_args(argv[1:]))
+    from latent_moe.lab.job import place_of, take_part
+
+    place = place_of()
+    if place is None:
+        return module.run(parser.parse_args(argv[1:]))
+    parser.set_defaults(tp=place.size)
+    return take_part(place, lambda: module.run(parser.parse_args(argv[1:])))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -53,7 +53,7 @@ def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor)
     must ask for the same shapes in the same order, as they do for collectives. Not inside a graph's capture for the
     first time: mapping memory cannot be captured.
     """
-    if tp.device.type != "cuda" or torch.version.hip or tp.group is None:
+    if tp.device.type != "cuda" or torch.version.hip or tp.group is None or tp.nodes > 1:
         return None
     tokens = routed.shape[0]
     room = max(COPY_FROM, 1 << (tokens - 1).bit_length())

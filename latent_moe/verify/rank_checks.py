@@ -26,7 +26,7 @@ class Spy(TensorParallel):
     @classmethod
     def on(cls, tp: TensorParallel) -> "Spy":
         """A spy on the same group."""
-        return cls(tp.rank, tp.size, tp.group, tp.device)
+        return cls(tp.rank, tp.size, tp.group, tp.device, nodes=tp.nodes)
 
     def all_reduce(self, x: torch.Tensor, async_op: bool = False) -> Any:
         """As TensorParallel's, after a copy."""

@@ -42,17 +42,18 @@ def pick(
     `mode` says by which rows of a recording to judge, "graph" or "eager"; None: graph while one is captured. A
     recording of the same communicator's collectives goes before one of another's.
     """
-    situation = Situation(platform.device_name, mode or _mode(), tp.communicator)
+    situation = Situation(platform.device_name, mode or _mode(), tp.communicator, tp.nodes)
     return _pick(tokens, config, tp.size, situation, str(profiles.profiles_dir()))
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Where a tail is to run: the device, the rows of a recording to judge by, and whose collectives."""
+    """Where a tail is to run: the device, the rows of a recording to judge by, whose collectives, over how many hosts."""
 
     device: str
     mode: str
     communicator: str
+    nodes: int = 1
 
 
 def _mode() -> str:
@@ -69,7 +70,7 @@ def _pick(tokens: int, config, tp_size: int, where: Situation, _folder: str) -> 
     measured, unusable = _measured(tokens, config, tp_size, where, allowed)
     if measured is not None:
         return measured
-    found, why = _modelled(tokens, config, tp_size, where.device, allowed)
+    found, why = _modelled(tokens, config, tp_size, where, allowed)
     return found, f"{why}; {unusable}" if unusable else why
 
 
@@ -79,7 +80,7 @@ def _measured(tokens, config, tp_size, where: Situation, allowed) -> tuple[tuple
     for folder in profiles.folders():
         try:
             manifest = profiles.load_manifest(folder)
-            if _fits(manifest, config, tp_size, where.device):
+            if _fits(manifest, config, tp_size, where):
                 series.append((manifest, *_series(folder, where.mode, tp_size, allowed)))
         except InputError as error:
             # One broken recording does not make the others worth less.
@@ -118,14 +119,15 @@ def _series(folder: Path, mode: str, tp_size: int, allowed) -> tuple[str, list[d
     raise InputError(f"{folder.name}: no row of a tail that can run here at tp {tp_size}")
 
 
-def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, device: str) -> bool:
+def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, where: Situation) -> bool:
     """Whether a recording is of whole tails of this layer, on this device and number of ranks."""
     recorded = manifest.parameters
     return (
         manifest.kind == "measured"
         and "tails.csv" in manifest.files
         # "2 x NVIDIA H200": two of them.
-        and manifest.device.split(" x ")[-1] == device
+        and manifest.device.split(" x ")[-1] == where.device
+        and recorded.get("nodes", 1) == where.nodes
         and recorded.get("collectives") is True
         and recorded.get("tp") == tp_size
         and recorded.get("hidden_size") == config.hidden_size
@@ -133,10 +135,11 @@ def _fits(manifest: profiles.Manifest, config: LatentMoEConfig, tp_size: int, de
     )
 
 
-def _modelled(tokens, config, tp_size, device: str, allowed) -> tuple[str, str]:
-    name = hardware.of_device(device)
-    if name is None:
-        return _fallback(allowed), f"no recording and no cost model for {device}"
+def _modelled(tokens, config, tp_size, where: Situation, allowed) -> tuple[str, str]:
+    name = hardware.of_device(where.device)
+    if name is None or where.nodes > 1:
+        hosts = f" on {where.nodes} hosts" if where.nodes > 1 else ""
+        return _fallback(allowed), f"no recording and no cost model for {where.device}{hosts}"
     best = best_tail(tokens, tp_size, hardware.get(name), config, allowed)
     return best.tail, f"modelled for {name}: {best.total_us:.0f} us"
 

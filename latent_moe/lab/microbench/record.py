@@ -18,13 +18,23 @@ import torch
 
 from latent_moe import platform
 from latent_moe.errors import InputError, unknown
+from latent_moe.files import write_whole
+from latent_moe.lab.job import place_of
 from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.inputs import make_inputs
 from latent_moe.lab.microbench.journal import Progress, followed
 from latent_moe.lab.microbench.sweep import Sweep, ranks_for, refused, run_sweep
-from latent_moe.lab.microbench.workload import Workload, as_json, line_up, region_name, traced, under_torch
+from latent_moe.lab.microbench.workload import (
+    Workload,
+    as_json,
+    files_of_rank,
+    line_up,
+    region_name,
+    traced,
+    under_torch,
+)
 from latent_moe.lab.recordings import Manifest, write_manifest
-from latent_moe.parallel import VLLM, TensorParallel, launch
+from latent_moe.parallel import VLLM, TensorParallel, in_job, launch
 from latent_moe.tail_variants.registry import TAILS, known_tail
 
 PROFILERS = ("rocprofv3", "torch")
@@ -38,7 +48,8 @@ WITH_HANDLES = (
 
 def default_profiler() -> str:
     """rocprofv3 on a ROCm machine that has it with roctx, torch.profiler elsewhere."""
-    rocm = platform.describe().kind == "rocm"
+    # rocprofv3 has to start the ranks itself.
+    rocm = platform.describe().kind == "rocm" and not in_job()
     return "rocprofv3" if rocm and shutil.which("rocprofv3") and rocprof.has_roctx() else "torch"
 
 
@@ -60,8 +71,21 @@ def record(
         notes = _rocprofv3(work, folder, timeout_s)
     else:
         launch(under_torch, work.tp, work, str(folder), timeout_s=timeout_s)
-    write_manifest(folder, _manifest(work, folder, profiler, notes))
+    hosts = _bring_together(work, folder) if in_job() else []
+    manifest = _manifest(work, folder, profiler, notes)
+    write_manifest(
+        folder, replace(manifest, parameters=manifest.parameters | {"hosts": hosts}) if hosts else manifest
+    )
     return folder
+
+
+def _bring_together(work: Workload, folder: Path) -> list[str]:
+    """What ranks on other hosts recorded, into this host's folder; returns each rank's host."""
+    ranks = launch(files_of_rank, work.tp, str(folder))
+    for name, content in (item for _, files in ranks for item in files.items()):
+        if not (folder / name).exists():
+            write_whole(folder / name, content)
+    return [host for host, _ in ranks]
 
 
 def _folder(out: str | Path | None) -> Path:
@@ -73,6 +97,10 @@ def _folder(out: str | Path | None) -> Path:
 
 
 def _rocprofv3(work: Workload, folder: Path, timeout_s: float) -> list[str]:
+    if in_job():
+        raise InputError(
+            "rocprofv3 starts its ranks itself: in a job of torchrun or srun take --profiler torch"
+        )
     if not rocprof.has_roctx():
         raise InputError(rocprof.NO_ROCTX)
     notes = []
@@ -185,6 +213,12 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def _nodes() -> dict[str, int]:
+    """Over how many hosts, where a job's ranks are timed: `auto` takes times of as many only."""
+    place = place_of() if in_job() else None
+    return {} if place is None else {"nodes": place.nodes}
+
+
 def _times_manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.Platform) -> Manifest:
     what = (
         f"compute only, the shapes of TP = {sweep.shapes_of}"
@@ -205,6 +239,7 @@ def _times_manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.P
         parameters={
             "tp": sweep.shapes_of or tp,
             "collectives": not sweep.shapes_of,
+            **_nodes(),
             **sweep.described(),
             "tokens": list(sweep.tokens),
             "tails": list(sweep.tails),

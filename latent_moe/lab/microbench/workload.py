@@ -6,6 +6,7 @@ T tokens, H hidden, L latent, tp ranks. Inputs are made and every tail is warmed
 import gzip
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,16 +111,22 @@ def under_torch(tp: TensorParallel, work: Workload, folder: str) -> None:
         pass  # the profiler's own first start is slow and would fall into the first tail
     for name in work.tails:
         run = prepared(tp, work, TAILS[name])
-        with traced(Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz"):
+        host = socket.gethostname() if tp.nodes > 1 else None
+        with traced(Path(folder) / name / f"rank{tp.rank}.pt.trace.json.gz", host=host):
             run()
         line_up(tp)
 
 
 @contextmanager
-def traced(path: Path, keep: bool = True, level: int = 6) -> Iterator[None]:
-    """Record with torch.profiler and write `path` (.json.gz) at the end; nothing is written unless `keep`."""
+def traced(path: Path, keep: bool = True, level: int = 6, host: str | None = None) -> Iterator[None]:
+    """Record with torch.profiler and write `path` (.json.gz) at the end; nothing is written unless `keep`.
+
+    `host` goes into the file where ranks are on several: two hosts may have a process of the same number.
+    """
     with _profiler(record_shapes=True, acc_events=True) as profiler:
         yield
+        if host is not None:
+            profiler.add_metadata("hostname", host)
     if keep:
         plain = path.with_suffix("")
         plain.parent.mkdir(parents=True, exist_ok=True)
@@ -133,6 +140,12 @@ def _profiler(**options) -> torch.profiler.profile:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, *gpu], **options)
+
+
+def files_of_rank(tp: TensorParallel, folder: str) -> tuple[str, dict[str, bytes]]:
+    """On every rank: (its host, what it recorded below `folder` by relative path)."""
+    paths = Path(folder).glob(f"*/rank{tp.rank}.pt.trace.json.gz")
+    return socket.gethostname(), {str(path.relative_to(folder)): path.read_bytes() for path in sorted(paths)}
 
 
 def under_rocprofv3(tp: TensorParallel, work: Workload) -> None:

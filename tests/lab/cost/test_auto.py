@@ -109,6 +109,19 @@ def test_an_unknown_machine_gets_the_changes_own_tail(folder):
     assert pick(8, TINY.replace(hidden_size=63), TP2, UNKNOWN)[0] == "replicated"
 
 
+def test_over_two_hosts_neither_a_recording_of_one_nor_the_model_answers(folder):
+    record(folder, {"pipelined": (1.0, 1.0), "column_parallel": (2.0, 2.0)})
+    assert pick(1, KIMI_K3, TP2, H200)[0] == "pipelined"
+    tail, why = pick(1, KIMI_K3, replace(TP2, nodes=2), H200)
+    assert (tail, "on 2 hosts" in why) == ("column_parallel", True)
+    record(
+        folder, {"overlap": (1.0, 1.0), "column_parallel": (2.0, 2.0)}, parameters={"nodes": 2}, name="two"
+    )
+    auto_tail._pick.cache_clear()
+    assert pick(1, KIMI_K3, replace(TP2, nodes=2), H200)[0] == "overlap"
+    assert pick(1, KIMI_K3, TP2, H200)[0] == "pipelined"
+
+
 def test_modes_are_kept_apart(folder, monkeypatch):
     record(folder)
     record(folder, {"column_parallel": (50.0, 50.0), "pipelined": (10.0, 10.0)}, mode="graph", name="graphs")
