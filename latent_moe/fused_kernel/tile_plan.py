@@ -11,7 +11,8 @@ from pathlib import Path
 from latent_moe.errors import unknown
 
 SIZES = ("block_t", "block_n", "block_k", "split", "warps", "stages")
-FORMS = ("plain", "swapped", "gram")
+EARLY_FORMS = ("early", "rows")
+FORMS = ("plain", "swapped", "gram", *EARLY_FORMS)
 TUNED = Path(__file__).with_name("tuned.csv")
 
 
@@ -19,7 +20,9 @@ TUNED = Path(__file__).with_name("tuned.csv")
 class TilePlan:
     """Tile sizes, the number of programs K is split over, the compiler's options, and the form of the products.
 
-    form: "plain", "swapped" (the transposed product) or "gram" (squares by the matrix unit); see source.py.
+    form: "plain", "swapped" (the transposed product) or "gram" (squares by the matrix unit); see source.py. "early" and
+    "rows" (no matrix unit) hold the program's whole slice of the weight before x is read; see early_source.py: there
+    block_k is the slice, and `stages` says nothing.
     """
 
     block_t: int
@@ -33,6 +36,11 @@ class TilePlan:
     def __post_init__(self):
         if self.form not in FORMS:
             raise unknown("form of a plan", self.form, FORMS)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the weight is read before x exists."""
+        return self.form in EARLY_FORMS
 
 
 @cache
@@ -55,7 +63,12 @@ def bucket(tokens: int) -> int:
 
 def choose(arch: str, tokens: int, n: int, k: int) -> TilePlan:
     """The plan for `arch` (sm_90, gfx950): tuned for this N, K and T's bucket, or by rule."""
-    return _tuned().get((arch, n, k, bucket(tokens))) or by_rule(tokens, n, k)
+    return tuned(arch, tokens, n, k) or by_rule(tokens, n, k)
+
+
+def tuned(arch: str, tokens: int, n: int, k: int) -> TilePlan | None:
+    """The plan that was tuned for this N, K and T's bucket on `arch`, or None."""
+    return _tuned().get((arch, n, k, bucket(tokens)))
 
 
 def by_rule(tokens: int, n: int, k: int) -> TilePlan:

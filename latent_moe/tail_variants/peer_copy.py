@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from latent_moe.fused_kernel import shelf
 from latent_moe.parallel import TensorParallel
 
 COPY_FROM = 2048  # tokens; below, launches cost more than the processors that the collectives take
@@ -49,20 +50,19 @@ class Exchange:
 def exchange_for(tp: TensorParallel, routed: torch.Tensor, shared: torch.Tensor) -> Exchange | None:
     """Buffers of these shapes, mapped once together with all ranks; None where they cannot be had.
 
-    Buffers are kept for powers of two of T and handed out by their first T rows: a server's steps have any T. All ranks
-    must ask for the same shapes in the same order, as they do for collectives. Not inside a graph's capture for the
-    first time: mapping memory cannot be captured.
+    Buffers are kept for powers of two of T and handed out by their first T rows: a server's steps have any T. They belong
+    to the stream that asks; a capture takes over its stream's and keeps them, so that steps that run at once share none.
+    All ranks must ask for the same shapes in the same order, as they do for collectives. Not inside a graph's capture for
+    the first time: mapping memory cannot be captured.
     """
     if tp.device.type != "cuda" or torch.version.hip or tp.group is None or tp.nodes > 1:
         return None
     tokens = routed.shape[0]
     room = max(COPY_FROM, 1 << (tokens - 1).bit_length())
-    key = (id(tp.group), room, routed.shape[1], shared.shape[1], routed.dtype)
-    if key not in _exchanges:
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        _exchanges[key] = _agree(tp, _try_make(tp, routed, shared, room))
-    whole = _exchanges[key]
+    use = (id(tp.group), room, routed.shape[1], shared.shape[1], routed.dtype)
+    whole = shelf.claim(
+        _exchanges, shelf.place(tp.device), use, lambda: _agree(tp, _try_make(tp, routed, shared, room))
+    )
     return None if whole is None else whole.rows(tokens)
 
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 
 from latent_moe.config import TINY
-from latent_moe.fused_kernel import launch as kernel_launch
-from latent_moe.fused_kernel import norm_project_accumulate
+from latent_moe.fused_kernel import norm_project_accumulate, shelf
 from latent_moe.fused_kernel.tile_plan import TilePlan, by_rule
 from latent_moe.parallel import launch
 from latent_moe.tail_variants.fused import fused
@@ -51,14 +50,14 @@ def one_case(tokens, n, k, dtype, form, plan, seed):
     before = own.clone()
     bits = []
     for _ in range(2):
-        for partials, squares, _ in kernel_launch._workspaces.values():
+        for partials, squares, _ in shelf._idle.values():
             partials.fill_(float("nan"))
             squares.fill_(float("nan"))
         own.copy_(before)
         norm_project_accumulate(x, gain, eps, weight, own, plan)
         bits.append(own.clone())
     around = torch.cat([whole[:, :n], whole[:, 2 * n :]])
-    tickets = [work[2].abs().sum().item() for work in kernel_launch._workspaces.values()]
+    tickets = [work[2].abs().sum().item() for work in shelf._idle.values()]
     return {
         "rel_err": error(own, answer(x, gain, weight, before, eps)),
         "around": bool((around == POISON).all()),
@@ -77,10 +76,28 @@ def cases():
                     name = f"{tokens}x{n}x{k} {str(dtype)[6:]} {form} {way}"
                     plan = replace(by_rule(tokens, n, k), form=way)
                     yield name, (tokens, n, k, dtype, form, plan, 100 * seed)
+                if form == "norm" or dtype == torch.float16:
+                    continue
+                for way, plan in early_plans(tokens, n, k).items():
+                    yield f"{name} {way}", (tokens, n, k, dtype, form, plan, 100 * seed)
+    # A gain that is not folded: the early forms give way to another kernel.
+    yield "gain, early", (4, 48, 112, torch.bfloat16, "norm", TilePlan(4, 16, 112, 1, 4, 1, "early"), 5)
     # Splits that leave the last program part of K, or none of it.
     for split in (2, 3, 5):
         plan = TilePlan(16, 32, 32, split, 4, 2)
         yield f"split {split}", (5, 48, 144, torch.bfloat16, "norm", plan, 7 * split)
+
+
+def early_plans(tokens, n, k):
+    """Plans that hold their slice of the weight: one part and three, the last of which is short of K."""
+    third = -(-k // 3)
+    return {
+        "rows": TilePlan(2, 8, k, 1, 4, 1, "rows"),
+        "early": TilePlan(16, min(n, 32), k, 1, 4, 1, "early"),
+        "early in three": TilePlan(
+            min(tokens, 4) if tokens in (1, 2, 4) else 16, 16, third, 3, 4, 1, "early"
+        ),
+    }
 
 
 def rank_part(tp, tokens):

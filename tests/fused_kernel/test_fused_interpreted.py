@@ -23,14 +23,14 @@ def answer():
         pytest.skip("Triton is not installed")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(PROGRAM.parents[2])}
     done = subprocess.run(
-        [sys.executable, PROGRAM, "1"], env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, PROGRAM, "1"], env=environment, capture_output=True, text=True, timeout=290
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_right_within_bounds_on_every_size(answer):
-    assert len(answer["cases"]) == 93
+    assert len(answer["cases"]) == 108
     wrong = {name: case["rel_err"] for name, case in answer["cases"].items() if not case["rel_err"] <= BOUND}
     assert not wrong
     # bf16 and fp16 round: an error of exactly 0 would mean that nothing was computed.

@@ -22,7 +22,8 @@ def made(monkeypatch):
         parts = (mapped(routed, room), mapped(shared, room), mapped(shared, room))
         return Exchange(*parts, stream="side")
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(peer_copy.shelf, "place", lambda _device: PLACE[0])
+    PLACE[0] = (7, 0)
     monkeypatch.setattr(peer_copy, "_try_make", try_make)
     monkeypatch.setattr(peer_copy, "_agree", lambda tp, made: made)
     monkeypatch.setattr(peer_copy, "_exchanges", {})
@@ -35,6 +36,7 @@ def ask(tokens, tp=None, latent=3, hidden=5):
 
 
 GROUP = object()
+PLACE = [(7, 0)]  # (stream, capture) of the next call
 
 
 def test_any_number_of_tokens_shares_the_buffers_of_a_power_of_two(made):
@@ -71,3 +73,16 @@ def test_no_buffers_without_gpus_or_a_group(made):
     assert ask(4096, TensorParallel(rank=0, size=2, group=GROUP)) is None
     assert ask(4096, TensorParallel(rank=0, size=2, device=torch.device("cuda"))) is None
     assert made == []
+
+
+def test_steps_that_may_run_at_once_share_no_buffers(made):
+    here = ask(4096).out.own.data_ptr()
+    PLACE[0] = (8, 0)
+    assert ask(4096).out.own.data_ptr() != here
+    PLACE[0] = (7, 1)  # a capture on the first stream takes its buffers over
+    assert ask(4096).out.own.data_ptr() == here
+    PLACE[0] = (7, 2)  # and the next capture there finds none: nothing can be mapped
+    assert ask(4096) is None
+    PLACE[0] = (7, 0)
+    assert ask(4096).out.own.data_ptr() != here
+    assert made == [4096] * 3
