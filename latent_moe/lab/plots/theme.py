@@ -4,8 +4,11 @@ The colours are Okabe and Ito's ("Color Universal Design", 2008): readers with a
 figure brings its own light ground, so that its text keeps its contrast on light and on dark pages.
 """
 
+import base64
+import math
 from datetime import datetime
 
+import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 
@@ -23,6 +26,8 @@ INK, GROUND, GRID = "#2b2b2b", "#fcfcfc", "#dddddd"
 # Even steps of lightness from blue over white to orange: no red against green, readable in grey.
 DIVERGING = ((0.0, "#0072B2"), (0.5, "#fcfcfc"), (1.0, "#D55E00"))
 HEIGHT = 440
+# A description names every value of a trace up to so many, and the range beyond.
+MOST_SPOKEN = 8
 
 TAIL_COLOURS = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(NAMES)}
 
@@ -92,23 +97,62 @@ def _label_bars(bars: list[go.Bar]) -> None:
 
 
 def alt_text(figure: dict) -> str:
-    """A sentence that stands for a figure (its JSON): title, caption, axes and the names of its traces."""
+    """Sentences that stand for a figure (its JSON): title, caption, axes, and the numbers of each trace."""
     layout = figure.get("layout", {})
-    title = layout.get("title") or {}
-    text = title if isinstance(title, str) else title.get("text", "")
-    names = [str(trace["name"]) for trace in figure.get("data", []) if trace.get("name")]
-    parts = [_plain(text)] + [_axis(layout, axis) for axis in ("xaxis", "yaxis")]
-    parts.append(f"shown: {', '.join(dict.fromkeys(names))}" if names else "")
+    parts = [plain(title_of(figure))] + [_axis(layout, axis) for axis in ("xaxis", "yaxis")]
+    parts += dict.fromkeys(filter(None, (_numbers(trace) for trace in figure.get("data", []))))
     return ". ".join(part for part in parts if part)
+
+
+def title_of(figure: dict) -> str:
+    """A figure's title as plotly holds it, the caption behind <br>."""
+    title = figure.get("layout", {}).get("title") or {}
+    return title if isinstance(title, str) else title.get("text", "")
+
+
+def _numbers(trace: dict) -> str:
+    """ "replicated: a 1.2, b 3.4" for a few values, "replicated: 1.2 to 9.8" for many."""
+    name = str(trace.get("name") or trace.get("type") or "values")
+    flat = trace.get("orientation") == "h"
+    values, labels = _values(trace.get("x" if flat else "y")), _labels(trace.get("y" if flat else "x"))
+    if trace.get("type") == "heatmap":
+        values, labels = [], []
+    known = [value for value in values if value is not None]
+    if not known:
+        return f"shown: {name}"
+    if len(values) <= MOST_SPOKEN and len(labels) == len(values):
+        pairs = (
+            f"{label} {value:.3g}" for label, value in zip(labels, values, strict=True) if value is not None
+        )
+        return f"{name}: {', '.join(pairs)}"
+    low, high = f"{min(known):.3g}", f"{max(known):.3g}"
+    return f"{name}: {low}" if low == high else f"{name}: {low} to {high}"
+
+
+def _values(raw) -> list[float | None]:
+    if isinstance(raw, dict):
+        raw = np.frombuffer(base64.b64decode(raw["bdata"]), dtype=raw["dtype"]).tolist()
+    numbers = [
+        value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        for value in raw or []
+    ]
+    return [None if value is None or math.isnan(value) else value for value in numbers]
+
+
+def _labels(raw) -> list[str]:
+    if isinstance(raw, dict):
+        return [f"{value:.6g}" for value in _values(raw) if value is not None]
+    return [f"{value:.6g}" if isinstance(value, float) else str(value) for value in raw or []]
 
 
 def _axis(layout: dict, axis: str) -> str:
     title = (layout.get(axis) or {}).get("title") or {}
     text = title if isinstance(title, str) else title.get("text", "")
-    return f"{'Across' if axis == 'xaxis' else 'Up'}: {_plain(text)}" if text else ""
+    return f"{'Across' if axis == 'xaxis' else 'Up'}: {plain(text)}" if text else ""
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """A title without plotly's tags."""
     for tag in ("<sup>", "</sup>", "<b>", "</b>"):
         text = text.replace(tag, "")
     return text.replace("<br>", ": ")

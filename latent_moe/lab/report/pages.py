@@ -3,12 +3,15 @@
 Figures are drawn from one local plotly.js; sliders are left out, as they need a running notebook.
 """
 
+import base64
 import copy
+import gzip
 import json
-import shutil
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import nbformat
 from bs4 import BeautifulSoup, Tag
@@ -18,9 +21,10 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 from pygments.formatters import HtmlFormatter
 
-from latent_moe.lab.plots.theme import alt_text
+from latent_moe.files import write_whole
+from latent_moe.lab.plots.theme import alt_text, plain, title_of
 from latent_moe.lab.report.execute import Executed
-from latent_moe.lab.report.throughput import beside
+from latent_moe.lab.report.throughput import beside, headlines
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -49,25 +53,32 @@ def _rendered(template: str, **values: Any) -> Markup:
 
 
 def write(folder: Path, done: list[Executed], summary: dict[str, Any]) -> None:
-    """Write everything but summary.json into `folder`."""
-    assets = folder / "assets"
-    assets.mkdir(exist_ok=True)
-    (assets / "plotly.min.js").write_text(get_plotlyjs(), encoding="utf-8")
-    colours = HtmlFormatter(style="bw").get_style_defs(".highlight")
-    (assets / "report.css").write_text(
-        (HERE / "report.css").read_text(encoding="utf-8") + colours, encoding="utf-8"
-    )
-    shutil.copyfile(HERE / "report.js", assets / "report.js")
+    """Write everything but summary.json into `folder`; index.html is one file that needs none of the others."""
+    css = (HERE / "report.css").read_text(encoding="utf-8")
+    css += HtmlFormatter(style="bw").get_style_defs(".highlight")
+    js, plotly = (HERE / "report.js").read_text(encoding="utf-8"), get_plotlyjs()
+    for name, text in (("report.css", css), ("report.js", js), ("plotly.min.js", plotly)):
+        write_whole(folder / "assets" / name, text)
     links = [("index.html", "Report"), *((f"{one.name}.html", one.name.replace("_", " ")) for one in done)]
     for executed in done:
-        (folder / f"{executed.name}.html").write_text(notebook_page(executed, links), encoding="utf-8")
+        write_whole(folder / f"{executed.name}.html", notebook_page(executed, links))
         nbformat.write(executed.notebook, folder / f"{executed.name}.ipynb")
-    (folder / "index.html").write_text(page("Report", _index(folder, done, summary), links), encoding="utf-8")
+    packed = base64.b64encode(gzip.compress(plotly.encode("utf-8"), 9, mtime=0)).decode("ascii")
+    inlined = {"css": Markup(css), "js": Markup(js), "plotly": packed}
+    write_whole(folder / "index.html", page("Report", _index(folder, done, summary), links, inlined=inlined))
 
 
-def page(title: str, body: str, links: Links, name: str = "index.html") -> str:
-    """A whole HTML document around `body`; `name` is its own file name, which the navigation marks."""
-    return _rendered("page.html", title=title, body=readable(body), links=links, name=name)
+def page(
+    title: str, body: str, links: Links, name: str = "index.html", inlined: dict[str, str] | None = None
+) -> str:
+    """A whole HTML document around `body`; `name` is its own file name, which the navigation marks.
+
+    `inlined`: css, js and plotly.js (packed) that stand in the page itself; without it the page takes them from assets/.
+    """
+    files = {file for file, _ in links}
+    return _rendered(
+        "page.html", title=title, body=readable(body, files), links=links, name=name, inlined=inlined
+    )
 
 
 def notebook_page(executed: Executed, links: Links) -> str:
@@ -80,6 +91,7 @@ def _index(folder: Path, done: list[Executed], summary: dict[str, Any]) -> str:
     outputs = [(TITLES.get(one.name, one.name), reported(one.notebook)) for one in done]
     return _rendered(
         "index.html",
+        headlines=headlines(folder, done),
         facts=_facts(summary),
         notebooks=done,
         titles=TITLES,
@@ -127,7 +139,7 @@ def _drawable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         # Under a slider stands the figure of its defaults, which the cell before it has mostly drawn already.
         wanted = [out for out in cell.outputs if not _on_stderr(out) and _figure(out) != (before or {})]
         before = next((_figure(out) for out in reversed(cell.outputs) if _figure(out)), before)
-        cell.outputs = [_as_html(output) for output in wanted]
+        cell.outputs = [_as_html(output, cell.metadata.get("see", "")) for output in wanted]
     return shown
 
 
@@ -140,26 +152,30 @@ def _on_stderr(output) -> bool:
     return output.output_type == "stream" and output.name == "stderr"
 
 
-def _as_html(output):
+def _as_html(output, see: str):
     data = output.get("data", {})
     if PLOTLY in data:
-        output.data = {"text/html": figure_html(data[PLOTLY])}
+        output.data = {"text/html": figure_html(data[PLOTLY], see)}
     elif WIDGET in data:
         output.data = {"text/html": SLIDER_NOTE}
     return output
 
 
-def figure_html(figure: dict) -> str:
-    """A place for a figure and its data; report.js draws it. Readers without the picture get its description."""
+def figure_html(figure: dict, see: str = "") -> str:
+    """A place for a figure and its data; report.js draws it. `see` says what to look for.
+
+    Title and caption are text, so that they wrap; readers without the picture get its description with the numbers.
+    """
     layout = figure.get("layout", {})
+    title, _, source = title_of(figure).partition("<br>")
     # A script element ends at "</" wherever that stands.
     data = json.dumps({"data": figure["data"], "layout": layout}).replace("</", "<\\/")
-    values = {"description": alt_text(figure), "height": layout.get("height", 440)}
-    return _rendered("figure.html", data=Markup(data), **values)
+    values = {"description": alt_text(figure), "height": layout.get("height", 440), "see": see}
+    return _rendered("figure.html", data=Markup(data), title=plain(title), source=plain(source), **values)
 
 
-def readable(body: str) -> Markup:
-    """`body` with each table in a scrolling place of its own, header cells that say what they head, blocks of code
+def readable(body: str, files: Collection[str] = ()) -> Markup:
+    """`body` with links that lead somewhere, each table in a scrolling place of its own, header cells that say what they head, blocks of code
     that the keyboard reaches.
     """
     soup = BeautifulSoup(body, "html.parser")
@@ -170,6 +186,8 @@ def readable(body: str) -> Markup:
         if table.find_parent(class_="wide") is None:
             table.wrap(soup.new_tag("div", attrs={"class": "wide", "tabindex": "0"}))
         _name_header_cells(table)
+    for link in soup.find_all("a", href=True):
+        _lead_somewhere(link, files)
     for block in soup.find_all("pre"):
         block["tabindex"] = "0"
     return Markup(soup)
@@ -182,3 +200,15 @@ def _name_header_cells(table: Tag) -> None:
             cell.name = "td"
         elif not cell.get("scope"):
             cell["scope"] = "col" if cell.find_parent("thead") else "row"
+
+
+def _lead_somewhere(link: Tag, files: Collection[str]) -> None:
+    """A link to a notebook leads to its page; one to a file of the checkout, which is not here, is text."""
+    target = str(link["href"])
+    if re.match(r"[a-z]+:|#", target) or unquote(target) in files:
+        return
+    page_name = target.removesuffix(".ipynb") + ".html"
+    if page_name in files:
+        link["href"] = page_name
+    else:
+        link.unwrap()

@@ -15,7 +15,7 @@ from latent_moe.lab.results import METRICS, PRIMARY, read_results
 from latent_moe.lab.results.comparison import Row, Table, candidates, compare
 
 NOTEBOOK = "05_"
-PUBLISHED = "mi355x_pr51253"
+PUBLISHED, H200 = "mi355x_pr51253", "h200x2_vllm"
 SHOWN = (PRIMARY, "mean_ttft_ms", "mean_tpot_ms")
 DASH = "–"
 
@@ -102,6 +102,50 @@ def beside(folder: Path, done: Sequence[Executed]) -> dict[str, Any]:
         "notes": measured.manifest.notes if measured else "",
         "remarks": _remarks(measured.table) if measured else [],
     }
+
+
+def headlines(folder: Path, done: Sequence[Executed]) -> list[str]:
+    """Three sentences: what was published, what was measured on two H200, what was measured here and can be told of it."""
+    return [_published_sentence(), _h200_sentence(), _here_sentence(find_result(folder, done))]
+
+
+def _published_sentence() -> str:
+    published = _published()
+    changes = [row.delta_pct for row in _primary(published.table) if row.delta_pct is not None]
+    return (
+        f"Published: {min(changes):.1f} to {max(changes):.1f} % more tokens per second on {published.manifest.device} "
+        f"at {len(changes)} concurrencies, one run of each arm, so without intervals."
+    )
+
+
+def _h200_sentence() -> str:
+    path = profile_path(H200)
+    rows = _primary(compare(read_results([path]), candidate="column_parallel"))
+    cells = [
+        f"{row.delta_pct:+.1f} % (95 %: {row.ci95_pct[0]:+.1f} to {row.ci95_pct[1]:+.1f}) with {row.concurrency} requests in flight"
+        for row in rows
+        if row.delta_pct is not None and row.ci95_pct
+    ]
+    return f"Measured on {load_manifest(path).device}, {rows[0].pairs} pairs of runs: {', '.join(cells)}."
+
+
+def _here_sentence(here: ArmsCompared | NoResult) -> str:
+    if isinstance(here, NoResult) or here.recorded:
+        return (
+            f"Not measured here: {here.why if isinstance(here, NoResult) else 'the table shows a recording.'}"
+        )
+    row = next(iter(_primary(here.table)), None)
+    if row is None or row.delta_pct is None:
+        return f"Measured here, on {here.manifest.device}: the two arms could not be compared; the table says why."
+    verdict = (row.verdict or "no verdict").replace("_", " ")
+    told = f"Measured here, on {here.manifest.device}: {row.delta_pct:+.1f} % from {row.pairs or 1} pair(s) of runs, {verdict}"
+    if (row.pairs or 1) > 1:
+        return f"{told}."
+    return f"{told}: one pair shows that both arms serve, and cannot tell a change from noise."
+
+
+def _primary(table: Table) -> list[Row]:
+    return [row for row in table.rows if row.metric == PRIMARY]
 
 
 def _published() -> ArmsCompared:

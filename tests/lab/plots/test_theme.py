@@ -1,5 +1,8 @@
 """What every figure gets: labels on bars that can be read, and words that stand for the picture."""
 
+import json
+
+import numpy as np
 import plotly.graph_objects as go
 import pytest
 
@@ -42,7 +45,15 @@ def test_labels_beside_hatched_bars_stand_above():
     assert [bar.textposition for bar in _finished(plain, silent)] == [None, None]
 
 
+def test_alt_text_has_the_numbers():
+    bars = go.Bar(name="fused", x=["a", "b"], y=[1.5, None])
+    lines = go.Scatter(name="overlap", x=list(range(20)), y=np.arange(20) / 2)
+    figure = theme.finish(go.Figure([bars, lines]), "Time", "synthetic", "x", "us")
+    said = theme.alt_text(json.loads(figure.to_json()))
+    assert "fused: a 1.5. overlap: 0 to 9.5" in said
+
+
 def test_alt_text_names_title_caption_axes_and_traces():
     figure = theme.finish(go.Figure(go.Scatter(y=[1], name="replicated")), "Time", "measured, CPU", "T", "us")
     said = theme.alt_text(figure.to_dict())
-    assert said == "Time: measured, CPU. Across: T. Up: us. shown: replicated"
+    assert said == "Time: measured, CPU. Across: T. Up: us. replicated: 1"
