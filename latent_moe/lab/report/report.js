@@ -23,8 +23,12 @@ function draw(Plotly, place, dark, width) {
     layout.legend = { orientation: "h", y: -0.3, ...(layout.legend || {}), x: 0, xanchor: "left" };
     layout.margin = { ...layout.margin, l: 52, r: 8 };
     layout.font = { ...layout.font, size: 11 };
+    for (const note of layout.annotations || []) note.font = { ...note.font, size: 9 };
   }
-  if (width) layout.width = width; else layout.autosize = true;
+  if (width) {
+    layout.width = width;
+    if ((layout.height || 0) < 600) layout.height = 320;  // two on a printed page
+  } else layout.autosize = true;
   const grey = dark ? "#b9bcc2" : "#5c5c5c";
   layout.modebar = { color: grey, activecolor: dark ? "#ffffff" : "#000000", bgcolor: "rgba(0,0,0,0)" };
   const target = place.querySelector(".drawn") || place.appendChild(Object.assign(document.createElement("div"), { className: "drawn" }));
