@@ -2,7 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from processes import MARK, wait_gone
 
@@ -36,3 +40,31 @@ def test_cpu_quick_from_the_command_to_the_table(tmp_path, monkeypatch, capsys):
     # Every prompt token but the first: contexts that both arms share whatever they answer.
     assert table["parity"]["prompt_tokens"] == 4 * (32 - 1)
     assert table["parity"]["max_prompt_logprob_diff"] < 1e-3
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_stopped_worker_of_a_real_server_ends_the_run_within_two_minutes(tmp_path):
+    pytest.importorskip("vllm")
+    mark, out = f"stopped-{os.getpid()}", tmp_path / "out"
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "latent_moe", "bench", "cpu_quick", "--out", str(out)],
+        env={**os.environ, MARK: mark},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 600
+    # The server is up: the client may begin.
+    while not list(out.glob("logs/*/client_jobs.go")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (log,) = out.glob("logs/*/server.log")
+    workers = [each for each in psutil.Process(bench.pid).children(recursive=True) if "Worker" in each.name()]
+    assert len(workers) == 2, log.read_text()[-2000:]
+    began = time.monotonic()
+    workers[1].suspend()
+    _, text = bench.communicate(timeout=130)
+    assert time.monotonic() - began < 120
+    assert bench.returncode == 1
+    assert f"its process {workers[1].pid} (VLLM::Worker" in text.splitlines()[-1]
+    assert wait_gone(mark, 5) == []
