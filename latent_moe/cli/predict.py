@@ -21,6 +21,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--anchor", type=int, metavar="CONC", help="fix the two savings on this concurrency's pair"
     )
     parser.add_argument("--tails", metavar="RECORDING", help="take the savings from this recording of tails")
+    parser.add_argument(
+        "--baseline-tail", metavar="TAIL", help="the baseline's tail: joint, overlap, row_parallel, ..."
+    )
+    parser.add_argument("--candidate-tail", metavar="TAIL", help="the candidate's tail")
+    parser.add_argument(
+        "--shard-from", type=int, metavar="T", help="the candidate's tail runs in steps of at least T tokens"
+    )
     parser.add_argument("--tp", type=int, help="tensor-parallel ranks")
     parser.add_argument("--layers", type=int, help="MoE layers")
     parser.add_argument("--budget", type=int, metavar="TOKENS", help="tokens a step (max_num_batched_tokens)")

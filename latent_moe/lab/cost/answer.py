@@ -22,7 +22,7 @@ from latent_moe.lab.cost.predict import (
     predict_table,
     two_constants_pp,
 )
-from latent_moe.lab.cost.tail import TAIL_NAMES
+from latent_moe.lab.cost.tail import MODELLED
 from latent_moe.lab.cost.terms import check_case
 from latent_moe.lab.results import METRICS, Results, Run, read_results
 from latent_moe.lab.results.comparison import Cell, cells_of, choose_arms
@@ -39,8 +39,13 @@ DEFAULTS: dict[str, Any] = {
     "baseline": "main",
     "candidate": "PR",
     "hardware": "mi355x",
+    "shard_from": 1,
 }
-WHOLE, TEXT, OBJECTS = ("tp", "layers", "budget"), ("preset", "hardware", "tails"), ("arms", "config")
+WHOLE, TEXT, OBJECTS = (
+    ("tp", "layers", "budget", "shard_from"),
+    ("preset", "hardware", "tails"),
+    ("arms", "config"),
+)
 # What the manifest beside a table calls the same things.
 MANIFEST_NAMES = {"moe_layers": "layers", "max_num_batched_tokens": "budget"}
 USUAL_TAILS = {"baseline": "replicated", "candidate": "column_parallel"}
@@ -181,6 +186,8 @@ def _check_asked(asked: Mapping[str, Any]) -> None:
     empty = [name for name, value in asked.items() if value == ""]
     if empty:
         raise InputError(f"--{empty[0]} is empty")
+    if asked.get("shard_from", 1) < 1:
+        raise InputError(f"--shard-from {asked['shard_from']} must be at least 1")
     if asked.get("anchor") is not None and asked.get("tails"):
         raise InputError(
             "--anchor takes the savings from the table's own rows: leave out --tails or --anchor"
@@ -189,7 +196,9 @@ def _check_asked(asked: Mapping[str, Any]) -> None:
 
 def _check_complete(path: Path, manifest: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Runs of somebody's server are not those of the published machine: nothing about them is guessed."""
-    missing = [name for name in (*WHOLE, "hardware") if name not in manifest and name not in asked]
+    missing = [
+        name for name in ("tp", "layers", "budget", "hardware") if name not in manifest and name not in asked
+    ]
     if "machine" in asked or manifest.get("table_device"):
         missing = [name for name in missing if name != "hardware"]
     if missing:
@@ -283,9 +292,10 @@ def _tails(given: Mapping[str, Any], of_runs: bool) -> tuple[tuple[str, str], tu
     for role, usual in USUAL_TAILS.items():
         name = given[role]
         stated = (given.get("arms", {}).get(name) or {}).get("tail")
-        tails[role] = stated or (name if name in (*TAIL_NAMES, AUTO) else usual)
-        if tails[role] not in (*TAIL_NAMES, AUTO):
-            raise InputError(f"arm {name}: {unknown('tail', stated, (*TAIL_NAMES, AUTO))}")
+        stated = given.get(f"{role}_tail") or stated
+        tails[role] = stated or (name if name in (*MODELLED, AUTO) else usual)
+        if tails[role] not in (*MODELLED, AUTO):
+            raise InputError(f"arm {name}: {unknown('tail', stated, (*MODELLED, AUTO))}")
         if of_runs and not stated and name != tails[role]:
             notes.append(f"nothing says which tail the arm {name} runs: taken as {tails[role]}")
     if tails["baseline"] == tails["candidate"]:
@@ -334,7 +344,8 @@ def _inside(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _savings_of(request: Request) -> Callable[[hardware.Hardware], savings.Savings]:
-    return lambda machine: savings.modelled(machine, request.setup.tp, request.config, *request.tails)
+    about = (request.setup.tp, request.config, *request.tails, request.given["shard_from"])
+    return lambda machine: savings.modelled(machine, *about)
 
 
 def _constants(given: Mapping[str, Any]) -> dict | None:
@@ -345,7 +356,13 @@ def _savings(request: Request, machine: hardware.Hardware) -> savings.Savings:
     tp, name = request.setup.tp, request.given.get("tails")
     if not name:
         return _savings_of(request)(machine)
-    return savings.recorded(tail_timings.read(name), tp, *request.tails, source=name)
+    recorded = savings.recorded(tail_timings.read(name), tp, *request.tails, source=name)
+    start = request.given["shard_from"]
+
+    def saving(tokens: int, decode: bool) -> savings.Saving:
+        return recorded(tokens, decode) if tokens >= start else savings.Saving(0.0, 0.0, "modelled")
+
+    return saving
 
 
 def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.Hardware) -> dict[str, Any]:
@@ -361,7 +378,7 @@ def _answer(prediction: Prediction, given: Mapping[str, Any], machine: hardware.
         "table_tp": given.get("table_tp"),
         "anchor": given.get("anchor"),
         "savings_from": _source(given),
-        **{name: given[name] for name in ("tp", "layers", "budget")},
+        **{name: given[name] for name in ("tp", "layers", "budget", "shard_from")},
     }
 
 

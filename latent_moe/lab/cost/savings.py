@@ -32,8 +32,11 @@ def modelled(
     config: LatentMoEConfig = KIMI_K3,
     baseline: str = "replicated",
     candidate: str = "column_parallel",
+    shard_from: int = 1,
 ) -> Savings:
-    """Savings from the cost model; AUTO is the best tail of each T. Raises InputError (when asked) as tail_cost does."""
+    """Savings from the cost model; AUTO is the best tail of each T. The candidate's tail runs from `shard_from` tokens up and
+    the baseline's below. Raises InputError (when asked) as tail_cost does.
+    """
 
     def cost(tail: str, tokens: int) -> Cost:
         best = tail == AUTO
@@ -42,7 +45,9 @@ def modelled(
         )
 
     def saving(tokens: int, _decode: bool) -> Saving:
-        before, after = cost(baseline, tokens), cost(candidate, tokens)
+        before, after = (
+            cost(tail, tokens) for tail in (baseline, candidate if tokens >= shard_from else baseline)
+        )
         kind = least_known(term.kind for term in (*before.terms, *after.terms))
         return Saving(before.total_us - after.total_us, _error_us(before, after), kind)
 

@@ -210,6 +210,8 @@ _TAILS: dict[str, Callable[[Case], list[Term]]] = {
     "joint": _joint,
     "row_parallel": _row_parallel,
 }
+# Every tail that the model has terms for, whether it can be run here or not.
+MODELLED = tuple(_TAILS)
 # Those of the registry that the model has terms for.
 TAIL_NAMES = tuple(name for name in NAMES if name in _TAILS)
 # The model gives the fused kernel the library's GEMM rate. Measured on an H200 it leads up to T = 128 and is slower than
