@@ -20,6 +20,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--anchor", type=int, metavar="CONC", help="fix the two savings on this concurrency's pair"
     )
+    parser.add_argument(
+        "--scoreboard",
+        action="store_true",
+        help="predicted against published for tables that nothing was fitted to",
+    )
     parser.add_argument("--tails", metavar="RECORDING", help="take the savings from this recording of tails")
     parser.add_argument(
         "--baseline-tail", metavar="TAIL", help="the baseline's tail: joint, overlap, row_parallel, ..."
@@ -41,7 +46,12 @@ def run(args: Namespace) -> int:
     """Predict, print, exit 0; InputError says what cannot be used."""
     from latent_moe.cli.output import emit
     from latent_moe.lab.cost import answer as report
+    from latent_moe.lab.cost import scoreboard
 
+    if args.scoreboard:
+        rows = scoreboard.scores()
+        emit(args, {"rows": [vars(row) | {"error": row.error} for row in rows]}, scoreboard.text(rows))
+        return 0
     options = vars(args) | {"table": _published() if args.table is None else args.table}
     if args.hardware == HERE:
         options |= {"machine": _this_machine()}

@@ -89,7 +89,7 @@ def _number(text: str, where: str) -> float:
 
 Constants = Mapping[str, Constant]
 ARCHITECTURE = {"mi355x": "gfx950", "mi350x": "gfx950", "mi325x": "gfx942", "mi300x": "gfx942"}
-ARCHITECTURE |= {"h200": "sm_90", "h100": "sm_90", "b200": "sm_100"}
+ARCHITECTURE |= {"h200": "sm_90", "h100": "sm_90", "b200": "sm_100", "b300": "sm_103", "gb300": "sm_103"}
 # Whose tuned GEMM times (a folder under profiles/) hold for a machine; the others are modelled by their roofline.
 GEMM_TIMES = {"mi355x": "mi355x_aiter_gemm", "mi350x": "mi355x_aiter_gemm"}
 

@@ -20,7 +20,17 @@ def test_published_and_vendor_figures_carry_the_pull_requests_machine():
 
 
 def test_the_issue_s_machines_are_known():
-    assert hardware.known() == ["b200", "h100", "h200", "mi300x", "mi325x", "mi350x", "mi355x"]
+    assert hardware.known() == [
+        "b200",
+        "b300",
+        "gb300",
+        "h100",
+        "h200",
+        "mi300x",
+        "mi325x",
+        "mi350x",
+        "mi355x",
+    ]
     assert hardware.get("MI355X").hbm_tb_per_s == 8.0
     assert hardware.get("h200").peak_bf16_tflops == 989
 
