@@ -257,6 +257,15 @@ def _foot(answer: dict) -> list[str]:
         lines.append(
             f"  waiting for the last rank {_ms(found['wait_ns'])} ms, transfer {_ms(found['transfer_ns'])} ms"
         )
+    for row in found["ranks"] or []:
+        if row["late_ns"]:
+            lines.append(
+                f"  {row['rank']} came last {row['last_of']} times of {row['calls']}, {_ms(row['late_ns'])} ms behind"
+            )
+    if found["bus_gb_per_s"]:
+        lines.append(
+            f"  bus bandwidth {found['bus_gb_per_s']:.1f} GB/s over {found['message_bytes'] / 1e6:,.1f} MB of messages"
+        )
     if answer["steps"]:
         lines.append(
             f"{answer['steps']['count']} steps, {_ms(answer['steps']['total_ns_per_step'])} ms of kernels each"

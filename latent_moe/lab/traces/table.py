@@ -37,6 +37,7 @@ MISSING = {
         "parent": 0,
         "thread": -1,
         "launch_ns": -1,
+        "message_bytes": -1,
         "timed": False,
         "flagged": False,
         "averaged": False,
@@ -54,6 +55,8 @@ KERNEL_COLUMNS = (
     "op",
     "dims",
     "host",
+    "group",
+    "message_bytes",
 )
 RANGE_COLUMNS = (
     "host",

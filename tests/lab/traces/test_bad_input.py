@@ -127,3 +127,18 @@ def test_the_process_itself_exits_with_2_and_one_line(tmp_path):
     command = [sys.executable, "-m", "latent_moe", "kernels", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("name", ["bomb.csv.gz", "bomb_results.json.gz", "bomb.pt.trace.json.gz"])
+def test_a_packed_file_of_nothing_ends_soon(tmp_path, name):
+    heads = {
+        "bomb.csv.gz": b"Kind,Agent_Id,Queue_Id,Kernel_Name,Correlation_Id,Start_Timestamp,End_Timestamp\n",
+        "bomb_results.json.gz": b'{"rocprofiler-sdk-tool": [',
+        "bomb.pt.trace.json.gz": b'{"traceEvents": [',
+    }
+    with gzip.open(tmp_path / name, "wb", compresslevel=6) as file:
+        file.write(heads[name])
+        for _ in range(160):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(InputError, match=r"unpacks to more than|field larger than \d+ times its size"):
+        read(tmp_path / name)

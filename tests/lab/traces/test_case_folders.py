@@ -241,3 +241,28 @@ def test_a_large_gemm_in_both_steps_leaves_them_comparable(case):
     assert (result.verdict, result.basis) == ("faster", "busy time per step")
     assert result.per_step["busy_speedup"] == pytest.approx(740 / 580)
     assert compare(before, before).verdict == "same"
+
+
+def test_engines_that_are_all_rank_0_do_not_wait_for_each_other(case):
+    found = collectives(read(case("32")).kernels)
+    assert (found.calls, found.wait_ns, found.ranks) == (10, None, None)
+
+
+def test_waiting_is_counted_inside_each_process_group(tmp_path):
+    """Ranks 0 and 1, and 2 and 3: rank 1 is 100 ns late for each of three collectives, rank 3 is not; the second pair
+    runs 50 us after the first."""
+    for rank in range(4):
+        start = 5_000_000 + (rank // 2) * 50_000 + (100 if rank == 1 else 0)
+        kernels = [Span(NCCL, start + i * 2_000, start + i * 2_000 + 1_000, agent=rank) for i in range(3)]
+        events = kineto_events(kernels)
+        for event in events:
+            event["name"] = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            event["args"] |= {"Process Group Ranks": "[0, 1]" if rank < 2 else "[2, 3]"}
+            event["args"] |= {"In msg nelems": 500, "dtype": "BFloat16"}
+        kineto_json(tmp_path / f"r{rank}.json", events, distributedInfo={"rank": rank, "world_size": 4})
+    found = collectives(read(tmp_path).kernels)
+    assert (found.wait_ns, found.message_bytes) == (300, 12 * 1_000)
+    assert {row["rank"]: row["late_ns"] for row in found.ranks} == {
+        "rank 0": 0, "rank 1": 300, "rank 2": 0, "rank 3": 0,
+    }  # fmt: skip
+    assert found.bus_gb_per_s == pytest.approx(1.0)

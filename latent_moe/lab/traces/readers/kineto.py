@@ -26,6 +26,12 @@ _PHASE = re.compile(rb'"ph"\s*:\s*"X"')
 _KERNEL = re.compile(rb'"cat"\s*:\s*"[Kk]ernel"')
 # A first time stamp of 0 is none where all others lie further off than so many times their own spread.
 _FAR_TIMES = 10
+_DTYPE_BYTES = {
+    **dict.fromkeys(("float", "float32", "int", "int32"), 4),
+    **dict.fromkeys(("half", "float16", "bfloat16", "int16", "short"), 2),
+    **dict.fromkeys(("char", "byte", "int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "bool"), 1),
+    **dict.fromkeys(("double", "float64", "long", "int64"), 8),
+}
 _RANGES = {"user_annotation": "host", "gpu_user_annotation": "device"}
 _COPIES = {"gpu_memcpy", "gpu_memset"}
 # Copies of less than this share of the kernels' time are not worth a word.
@@ -283,7 +289,22 @@ def _kernels(path: Path, events: list[Event]) -> Kernels:
         "timed": timed,
         "flagged": negative,
     }
-    return Kernels(len(events), columns | {"stream": columns["queue"]} | _parts(events))
+    return Kernels(len(events), columns | {"stream": columns["queue"]} | _parts(events) | _messages(args))
+
+
+def _messages(args: list[Args]) -> dict:
+    """Process group and message size of the collectives, where the profiler recorded them."""
+    found: dict = {}
+    if any(bytes(a.group) for a in args):
+        found["group"] = encode([bytes(a.group).decode("utf-8", "replace").strip('"') or None for a in args])
+    if any(a.elements is not None for a in args):
+        found["message_bytes"] = ids([_message_bytes(a) for a in args], -1)
+    return found
+
+
+def _message_bytes(args: Args) -> int:
+    width = _DTYPE_BYTES.get((args.dtype or "").lower())
+    return args.elements * width if width and isinstance(args.elements, int) and args.elements >= 0 else -1
 
 
 def _ns(path: Path, values: list, what: str) -> np.ndarray:

@@ -30,6 +30,9 @@ class Args(msgspec.Struct, gc=False):
     correlation: int | str | None = None
     external: int | str | None = msgspec.field(name="External id", default=None)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw(b""))
+    group: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=msgspec.Raw(b""))
+    elements: int | str | None = msgspec.field(name="In msg nelems", default=None)
+    dtype: str | None = None
     grid: msgspec.Raw = msgspec.Raw(b"")
     block: msgspec.Raw = msgspec.Raw(b"")
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from latent_moe.errors import InputError
 
+# A trace packs to about a twentieth; gzip's most is a thousandth, which nothing but repetition reaches.
+_BOMB_BYTES, _BOMB_RATIO = 64 << 20, 200
 GZIP = b"\x1f\x8b"
 SQLITE = b"SQLite format 3\x00"
 
@@ -51,10 +53,15 @@ def blocks(path: Path, size: int, salvage: bool = False) -> Iterator[bytes]:
 
 
 def _unpacked(path: Path, size: int, salvage: bool) -> Iterator[bytes]:
-    count, stream, whole = 0, zlib.decompressobj(wbits=31), False
+    count, stream, whole, read = 0, zlib.decompressobj(wbits=31), False, 0
     try:
         for packed in _packed(path):
+            read += len(packed)
             while packed:
+                if count > max(_BOMB_BYTES, _BOMB_RATIO * read):
+                    raise InputError(
+                        f"{path}: unpacks to more than {_BOMB_RATIO} times its size: this is no trace"
+                    )
                 # gzip files may follow each other in one file; what is no gzip behind the last one is padding
                 if stream.eof:
                     whole, stream = True, zlib.decompressobj(wbits=31)
