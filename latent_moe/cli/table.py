@@ -45,7 +45,13 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         _write(Path(args.output), texts, args.format)
     emit(args, answer, texts[args.format]())
-    return 0 if all(table.comparable for table in tables) else 1
+    return 0 if all(table.comparable for table in tables) and _accuracies_compare(tables, same) else 1
+
+
+def _accuracies_compare(tables: list, same: list[dict[str, Any]]) -> bool:
+    """False where accuracies are all there is and none of them can be compared."""
+    verdicts = [item["verdict"] for found in same for item in found["accuracy"]]
+    return any(table.rows for table in tables) or not verdicts or set(verdicts) != {"not_comparable"}
 
 
 def _writers(tables: list, same: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,3 +139,7 @@ def _write(path: Path, texts: dict[str, Any], default: str) -> None:
         path.write_text(texts[chosen]().rstrip("\n") + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{path}: a name in the results is no text that can be written ({error.reason})"
+        ) from error

@@ -163,6 +163,8 @@ def _reasons(cell: Cell, two_arms: bool) -> list[str]:
     reasons = [text for name in SCORED for text in cell.reasons(name, two_arms)]
     if not reasons and not (cell.baseline or cell.candidate)[0].known_cell:
         reasons = ["unknown lengths or concurrency: never pooled with other runs"]
+    if not reasons and cell.concurrency is None:
+        reasons = ["no limit of concurrency: the closed form needs one"]
     if not reasons:
         lacking = (name for name in SCORED if mean_value(tuple(cell.baseline), name) is None)
         reasons = [f"{name} is missing" for name in lacking]
@@ -172,7 +174,7 @@ def _reasons(cell: Cell, two_arms: bool) -> list[str]:
 def _baseline_refused(cell: Cell) -> bool:
     """Whether the reasons against a cell are its baseline's, so that there is nothing to predict from."""
     lacking = any(mean_value(tuple(cell.baseline), name) is None for name in SCORED)
-    return bool(cell.baseline_faults) or lacking or not cell.baseline[0].known_cell
+    return bool(cell.baseline_faults) or lacking or None in cell.baseline[0].cell
 
 
 def _arm_row(runs: tuple[Run, ...], arm: str) -> ArmRow:

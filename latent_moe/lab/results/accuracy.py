@@ -7,13 +7,14 @@ two proportions, from the files or from printed value and standard error.
 
 import math
 from dataclasses import dataclass
+from pathlib import PurePath
 from statistics import NormalDist
 from typing import Any
 
 import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.results.run import Count, typed
+from latent_moe.lab.results.run import Count, model_name, same_model, typed
 
 ALPHA = 0.05
 _NORMAL = NormalDist()
@@ -35,6 +36,10 @@ class Accuracy:
     stderr: float | None
     questions: int | None
     shots: int | None
+    model: str | None = None
+    version: str | None = None
+    repeats: int | None = None
+    role: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -48,6 +53,9 @@ class LmEvalResult(msgspec.Struct, frozen=True, rename="kebab"):
     results: dict[str, dict[str, Any]]
     n_samples: dict[str, dict[str, Count | None]] | None = None
     n_shot: dict[str, Count | None] | None = None
+    versions: dict[str, Any] | None = None
+    configs: dict[str, Any] | None = None
+    model_name: str | None = msgspec.field(default=None, name="model_name")
 
 
 def looks_like_accuracy(raw: Any) -> bool:
@@ -87,7 +95,21 @@ def _accuracy(result: LmEvalResult, task: str, key: str, where: str) -> Accuracy
         stderr=_share(scores.get(key.replace(metric, f"{metric}_stderr", 1)), f"{metric}_stderr", where_task),
         questions=samples.get("effective") or samples.get("original"),
         shots=(result.n_shot or {}).get(task),
+        model=result.model_name,
+        version=_said(result.versions, task),
+        repeats=_repeats(result.configs, task),
     )
+
+
+def _said(table: dict[str, Any] | None, task: str) -> str | None:
+    value = (table or {}).get(task)
+    return f"{value:g}" if isinstance(value, int | float) else None if value is None else str(value)
+
+
+def _repeats(configs: dict[str, Any] | None, task: str) -> int | None:
+    config = (configs or {}).get(task)
+    repeats = config.get("repeats") if isinstance(config, dict) else None
+    return repeats if isinstance(repeats, int) else None
 
 
 def _share(value: Any, name: str, where: str) -> float | None:
@@ -145,6 +167,17 @@ def compare_accuracy(baseline: Accuracy, candidate: Accuracy) -> AccuracyCompari
 def _unlike(baseline: Accuracy, candidate: Accuracy) -> str | None:
     if None not in (baseline.shots, candidate.shots) and baseline.shots != candidate.shots:
         return f"different prompts: {baseline.shots}-shot against {candidate.shots}-shot"
+    if not same_model(baseline.model, candidate.model):
+        names = [PurePath(model_name(item.model or "")).name for item in (baseline, candidate)]
+        return f"different models: {names[0]} against {names[1]}"
+    for name, word in (
+        ("questions", "numbers of questions"),
+        ("version", "task versions"),
+        ("repeats", "repeats"),
+    ):
+        one, other = getattr(baseline, name), getattr(candidate, name)
+        if None not in (one, other) and one != other:
+            return f"different {word}: {one} against {other}"
     if any(item.questions is None and not item.stderr for item in (baseline, candidate)):
         return "neither the number of questions nor a standard error is given"
     return None

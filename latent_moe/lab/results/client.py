@@ -18,7 +18,16 @@ from typing import Any
 import msgspec
 
 from latent_moe.errors import InputError
-from latent_moe.lab.results.run import NEEDS_TWO_TOKENS, Count, Label, Run, Size, possible, typed
+from latent_moe.lab.results.run import (
+    NEEDS_TWO_TOKENS,
+    Count,
+    Label,
+    Run,
+    Size,
+    plain_rate,
+    possible,
+    typed,
+)
 
 SCHEMA = 1
 _RATES = ("request_throughput", "request_inthroughput", "total_token_throughput", "output_throughput")
@@ -42,10 +51,18 @@ class BenchFields(msgspec.Struct, frozen=True):
     prefix_cache_hit_tokens: Count | None = None
     device: Label | None = None
     started: Label | None = None
+    vllm_version: Label | None = None
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What SGLang's client says of its server."""
+
+    model_path: Label | None = None
+    version: Label | None = None
 
 
 class ClientResult(msgspec.Struct, frozen=True):
-    """The client's keys, old and new; what a file lacks is None."""
+    """The keys of vLLM's client, old and new, and of SGLang's; what a file lacks is None."""
 
     completed: Count | None = None
     failed: Count | None = None
@@ -63,6 +80,7 @@ class ClientResult(msgspec.Struct, frozen=True):
     input_throughput: float | None = None
     output_throughput: float | None = None
     total_token_throughput: float | None = None
+    total_throughput: float | None = None
     mean_ttft_ms: float | None = None
     mean_tpot_ms: float | None = None
     mean_itl_ms: float | None = None
@@ -70,6 +88,16 @@ class ClientResult(msgspec.Struct, frozen=True):
     median_tpot_ms: float | None = None
     median_itl_ms: float | None = None
     request_rate: Label | None = None
+    burstiness: float | None = None
+    ramp_up_strategy: Label | None = None
+    backend: Label | None = None
+    endpoint_type: Label | None = None
+    tokenizer_id: Label | None = None
+    spec_decode_acceptance_length: float | None = None
+    accept_length: float | None = None
+    total_output_tokens_retokenized: Count | None = None
+    server_info: ServerInfo | None = None
+    run_number: int | None = None
     label: Label | None = None
     model_id: Label | None = None
     date: Label | None = None
@@ -86,19 +114,22 @@ def run_from_json(raw: dict[str, Any], where: str, printed: Mapping[str, str] | 
 
     Raises InputError for a value of the wrong type, a negative count, or an unknown schema of `bench`'s object.
     """
-    result = typed(raw, ClientResult, where)
+    result = typed({key: value for key, value in raw.items() if value != ""}, ClientResult, where)
     bench = result.latent_moe or BenchFields()
     _check_bench(bench, where)
     input_tokens = _first(result.total_input_tokens, result.total_input)
     output_tokens = _first(result.total_output_tokens, result.total_output)
     asked, failed = _counts(result)
     values, impossible = _values(result, output_tokens, where)
+    concurrency = _first(bench.concurrency, result.max_concurrency)
+    rate = plain_rate(_text(result.request_rate))
+    server = result.server_info or ServerInfo()
     return Run(
         source=where,
         arm=_text(bench.arm) or _text(result.label),
         isl=_length(bench.isl, result.random_input_len, input_tokens, result.completed),
         osl=_length(bench.osl, result.random_output_len, output_tokens, result.completed),
-        concurrency=_first(bench.concurrency, result.max_concurrency),
+        concurrency=concurrency,
         values=values,
         printed={name: text for name, text in (printed or {}).items() if name in values},
         impossible=impossible,
@@ -108,8 +139,17 @@ def run_from_json(raw: dict[str, Any], where: str, printed: Mapping[str, str] | 
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         duration_s=_number(result.duration, "duration", where),
-        request_rate=_text(result.request_rate),
-        model=_text(result.model_id),
+        request_rate=rate,
+        # The client writes null for no limit; a file that lacks the key says nothing.
+        unlimited=concurrency is None and rate is not None and "max_concurrency" in raw,
+        burstiness=result.burstiness,
+        ramp_up=_text(result.ramp_up_strategy),
+        backend=_text(_first(result.backend, result.endpoint_type)),
+        tokenizer=_text(result.tokenizer_id),
+        version=_text(_first(bench.vllm_version, server.version)),
+        tokens_per_step=_first(result.spec_decode_acceptance_length, result.accept_length),
+        retokenized=result.total_output_tokens_retokenized,
+        model=_text(_first(result.model_id, server.model_path)),
         started=_text(bench.started) or _text(result.date) or "",
         role=_text(bench.role),
         pair=bench.pair,
@@ -180,7 +220,7 @@ def _values(
     output, entering = numbers["output_throughput"], numbers["input_throughput"]
     summed = entering + output if entering is not None and output is not None else None
     present = {
-        "total_tok_per_s": _first(numbers["total_token_throughput"], summed),
+        "total_tok_per_s": _first(numbers["total_token_throughput"], numbers["total_throughput"], summed),
         "req_per_s": _first(numbers["request_throughput"], numbers["request_inthroughput"]),
         "output_tok_per_s": output,
         **{name: numbers[name] for name in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms")},
@@ -202,7 +242,9 @@ def _values(
 _START = re.compile(r"=+ *Serving Benchmark Result\b")
 _END = re.compile(r"={20,}\s*$")
 _ARGUMENT = re.compile(r"\b(max_concurrency|num_prompts|random_input_len|random_output_len)=(\d{1,12})\b")
-_RATE = re.compile(r"Traffic request rate:\s+(\S+)")
+_RATE = re.compile(r"(?:Traffic request rate|Request rate configured \(RPS\)):\s+(\S+)")
+_NO_LIMIT = re.compile(r"Max(?:imum)? request concurrency:\s+(?:not set|None)\s*$", re.IGNORECASE)
+_BACKEND = re.compile(r"Backend:\s+(\S+)\s*$")
 # With a range the lengths asked for are no request's length: the measured ones count.
 _RANGE = re.compile(r"\brandom_range_ratio=(?!0(?:\.0+)?[,)\s])")
 
@@ -215,6 +257,7 @@ _LABELS: dict[str, tuple[str, str | None]] = {
     "benchmark duration (s)": ("duration", None),
     "total input tokens": ("total_input_tokens", None),
     "total generated tokens": ("total_output_tokens", None),
+    "total generated tokens (retokenized)": ("total_output_tokens_retokenized", None),
     "request throughput (req/s)": ("request_throughput", "req_per_s"),
     "input token throughput (tok/s)": ("input_throughput", None),
     "output token throughput (tok/s)": ("output_throughput", "output_tok_per_s"),
@@ -231,7 +274,10 @@ _NUMBER = r"[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?|nan|inf"
 _LINE = re.compile(
     rf"(?<![A-Za-z] )\b({'|'.join(map(re.escape, _LABELS))}):\s+({_NUMBER})\s*$", re.IGNORECASE
 )
-_COUNTS = ("completed", "failed", "max_concurrency", "total_input_tokens", "total_output_tokens")
+_COUNTS = (
+    *("completed", "failed", "max_concurrency", "total_input_tokens", "total_output_tokens"),
+    "total_output_tokens_retokenized",
+)
 
 
 def looks_like_client_text(text: str) -> bool:
@@ -286,15 +332,27 @@ class _Block:
     def take(self, line: str, number: int) -> None:
         printed = _LINE.search(line)
         if printed is None:
+            self._note(line)
             return
         key, metric = _LABELS[printed.group(1).lower()]
-        if key in self.keys:
+        if self.keys.get(key) is not None:
             raise InputError(
                 f"{self.where}: line {number} repeats {printed.group(1)!r} of the block at line {self.line}"
             )
         self.keys[key] = _value(key, printed.group(2))
         if metric:
             self.printed[metric] = printed.group(2).replace(",", "")
+
+    def _note(self, line: str) -> None:
+        """Lines that say how the load was made. vLLM prints the rate inside the block only where it prints every limit."""
+        if rate := _RATE.search(line):
+            self.keys["request_rate"] = rate.group(1).rstrip(".")
+            if "configured" in line and "max_concurrency" not in self.context:
+                self.keys.setdefault("max_concurrency", None)
+        elif _NO_LIMIT.search(line):
+            self.keys["max_concurrency"] = None
+        elif backend := _BACKEND.search(line):
+            self.keys["backend"] = backend.group(1)
 
     def run(self, index: int, total: int) -> Run:
         if self.closed and not self.keys:

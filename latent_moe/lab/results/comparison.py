@@ -23,7 +23,8 @@ class Row:
     """One cell and metric. Means are geometric over the runs; None is a number that does not exist.
 
     `ci95_pct` is [low, high] in percent, `interval` says how it was made, `reason` why a row is not comparable.
-    `baseline_text` and `candidate_text` are the published digits where a value is a single printed number.
+    `baseline_text` and `candidate_text` are the published digits where a value is a single printed number. `request_rate`
+    is the load of a cell whose client had no limit of concurrency.
     """
 
     isl: int | None
@@ -38,6 +39,7 @@ class Row:
     reason: str | None = None
     pairs: int = 0
     interval: str | None = None
+    request_rate: str | None = None
     baseline_text: str | None = None
     candidate_text: str | None = None
 
@@ -121,7 +123,7 @@ def compare(results: Results, baseline: str | None = None, candidate: str | None
     table.success_rates = _success_rates(runs)
     for cell in cells:
         table.rows += cell.rows(two_arms=right is not None)
-        table.warnings += [*cell.notes, *cell.lacking()]
+        table.warnings += [*cell.notes, *cell.said_of_pairs(), *cell.lacking()]
     table.warnings += rounding_notes(table.rows)
     return table
 
@@ -131,7 +133,7 @@ def cells_of(
 ) -> tuple[list[Run], list["Cell"], list[Note]]:
     """(the runs of two arms, their cells by size, notes on runs that were read twice)."""
     chosen = [run for run in results.runs if run.arm in (left, right)]
-    runs, copies = validity.without_copies(_lend_lengths(chosen))
+    runs, copies = validity.without_copies(_one_length_each(_lend_lengths(chosen)))
     again = validity.repeated_prompts(runs)
     return runs, [Cell(*sides, again) for sides in _sides_by_cell(runs, left)], copies
 
@@ -144,7 +146,8 @@ def choose_arms(
     (name, None) with a single arm. Raises InputError that names the arms there are where
     a name is unknown or the choice is open.
     """
-    items: list[Any] = [*results.runs, *results.answers, *results.accuracies]
+    # Accuracies pasted beside a table carry no arm of their own: they name arms only where nothing else does.
+    items: list[Any] = [*results.runs, *results.answers] or list(results.accuracies)
     names = list(dict.fromkeys(item.arm or "?" for item in items))
     for asked in (baseline, candidate):
         if asked is not None and asked not in names:
@@ -164,8 +167,12 @@ def candidates(results: Results, baseline: str | None, candidate: str | None) ->
     if candidate is not None:
         return [candidate]
     items: list[Any] = [*sorted(results.runs, key=_started), *results.answers]
+    roles = {item.role for item in items}
     named = {
-        item.arm: None for item in items if item.role == "candidate" and item.arm not in (None, baseline)
+        item.arm: None
+        for item in items
+        # Where nothing was written by `bench`, every arm beside the named baseline is a candidate.
+        if (item.role == "candidate" or (baseline and roles == {None})) and item.arm not in (None, baseline)
     }
     return list(named) if len(named) > 1 else [None]
 
@@ -247,11 +254,24 @@ def _lend(run: Run, cells: set) -> Run:
     return replace(run, isl=isl, osl=osl)
 
 
+def _one_length_each(runs: list[Run]) -> list[Run]:
+    """Measured lengths that rounding set apart (8191 and 8192 tokens) become the first of them, so that they are one cell."""
+    return [
+        replace(run, isl=_first_like(runs, run, "isl"), osl=_first_like(runs, run, "osl")) for run in runs
+    ]
+
+
+def _first_like(runs: list[Run], run: Run, side: str) -> int | None:
+    length = getattr(run, side)
+    return next((getattr(o, side) for o in runs if validity.same_length(getattr(o, side), length)), length)
+
+
 def _sides_by_cell(runs: list[Run], left: str | None) -> Iterator[tuple[list[Run], list[Run]]]:
     """(baseline runs, candidate runs) per cell; a run whose lengths or concurrency are unknown is a cell of its own."""
     sides: dict[tuple, tuple[list[Run], list[Run]]] = defaultdict(lambda: ([], []))
     for run in runs:
-        key = run.cell if run.known_cell else (*run.cell, run.source)
+        load = None if run.load is None else float(run.load)
+        key = (*run.cell, load) if run.known_cell else (*run.cell, load, run.source)
         sides[key][0 if run.arm == left else 1].append(run)
     _join_by_concurrency(sides)
     yield from (
@@ -261,8 +281,10 @@ def _sides_by_cell(runs: list[Run], left: str | None) -> Iterator[tuple[list[Run
 
 def _join_by_concurrency(sides: dict) -> None:
     """Put two one-sided cells of the same concurrency together, so that different lengths are said to be different."""
-    for key in [key for key in sides if len(key) == 3 and not sides[key][1]]:
-        others = [other for other in sides if len(other) == 3 and other[2] == key[2] and not sides[other][0]]
+    for key in [key for key in sides if len(key) == 4 and not sides[key][1]]:
+        others = [
+            other for other in sides if len(other) == 4 and other[2:] == key[2:] and not sides[other][0]
+        ]
         if len(others) == 1:
             sides[key] = (sides[key][0], sides.pop(others[0])[1])
 
@@ -332,6 +354,7 @@ class Cell:
             baseline=validity.mean_value(baseline, metric),
             candidate=validity.mean_value(candidate, metric),
             pairs=len(self.pairs),
+            request_rate=run.load,
             baseline_text=_text(baseline, metric),
             candidate_text=_text(candidate, metric),
         )
@@ -369,6 +392,11 @@ class Cell:
         if all(pair.log_ratio(metric) is None for pair in self.pairs):
             return [f"{metric} is missing in one arm"]
         return []
+
+    def said_of_pairs(self) -> list[Note]:
+        """What the reader must know of pairs that are compared, each kind once."""
+        notes = [n for pair in self.pairs for n in validity.pair_notes(pair.baseline[0], pair.candidate[0])]
+        return list({note.code: note for note in reversed(notes)}.values())[::-1]
 
     def lacking(self) -> list[Note]:
         """Pairs that a metric of the table leaves out, because a run of them lacks it."""

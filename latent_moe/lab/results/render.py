@@ -106,13 +106,14 @@ def _cells(rows: Iterable[Row]) -> Iterator[tuple[list[str], list[Row]]]:
     seen: set[tuple] = set()
     keyed = []
     for row in rows:
-        cell = (row.isl, row.osl, row.concurrency)
+        cell = (row.isl, row.osl, row.concurrency, row.request_rate)
         if (cell, row.metric) in seen:  # unpooled runs share their unknown cell
             number, seen = number + 1, set()
         seen.add((cell, row.metric))
         keyed.append(((number, *cell), row))
-    for (_, isl, osl, concurrency), group in groupby(keyed, key=lambda item: item[0]):
-        yield [f"{_known(isl)}/{_known(osl)}", _known(concurrency)], [row for _, row in group]
+    for (_, isl, osl, concurrency, rate), group in groupby(keyed, key=lambda item: item[0]):
+        load = _known(concurrency) if rate is None else f"no limit, {rate} req/s"
+        yield [f"{_known(isl)}/{_known(osl)}", load], [row for _, row in group]
 
 
 def _known(value: int | None) -> str:

@@ -6,6 +6,7 @@ per request has no time per output token, and neither is 0.
 
 import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
 Label = str | int | float
 AnyStruct = TypeVar("AnyStruct")
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")
+_HUB_CACHE = re.compile(r"models--([^/]+)/snapshots/[^/]+/?$")
 _STEP = re.compile(r"\[(\d+)\]|\[\.\.\.\]|([^.\[\]]+)")
 
 
@@ -58,7 +60,9 @@ class Run:
     `values` maps metric names to positive numbers; `printed` holds the text of numbers that were read with a fixed
     number of decimals; `impossible` holds what the client wrote and no clock can have measured (see `possible`).
     `isl` and `osl` are tokens per request (asked for where known, else measured), `concurrency` the client's limit;
-    None means unknown. `pair` ties the runs of two arms, `boot` names a server start, `order` its place in the session.
+    None means unknown, unless `unlimited` says that the client had no limit: then the request rate is the load. `pair` ties
+    the runs of two arms, `boot` names a server start, `order` its place in the session. `tokens_per_step` is the mean
+    accepted length of speculative decoding, `retokenized` the output tokens that the client counted again itself.
     """
 
     source: str
@@ -76,6 +80,14 @@ class Run:
     output_tokens: int | None = None
     duration_s: float | None = None
     request_rate: str | None = None
+    unlimited: bool = False
+    burstiness: float | None = None
+    ramp_up: str | None = None
+    backend: str | None = None
+    tokenizer: str | None = None
+    version: str | None = None
+    tokens_per_step: float | None = None
+    retokenized: int | None = None
     model: str | None = None
     started: str = ""
     truncated: bool = False
@@ -92,13 +104,18 @@ class Run:
 
     @property
     def cell(self) -> tuple[int | None, int | None, int | None]:
-        """(isl, osl, concurrency): runs are only ever compared within one."""
+        """(isl, osl, concurrency): runs are only ever compared within one, and at one `load`."""
         return self.isl, self.osl, self.concurrency
+
+    @property
+    def load(self) -> str | None:
+        """Requests per second where nothing else limits them, None where the concurrency does."""
+        return self.request_rate if self.unlimited else None
 
     @property
     def known_cell(self) -> bool:
         """False where a length or the concurrency is unknown: such a run is never pooled with another."""
-        return None not in self.cell
+        return None not in (self.isl, self.osl) and (self.concurrency is not None or self.load is not None)
 
     @property
     def tokens_per_request(self) -> tuple[float, float] | None:
@@ -116,10 +133,32 @@ class Note:
     message: str
 
 
+def plain_rate(text: str | None) -> str | None:
+    """A request rate in one spelling: "10", "0.5" or "inf"; None and text that is no number stay as they are."""
+    try:
+        return None if text is None else f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+def model_name(text: str) -> str:
+    """A model's published name: that of a hub cache's folder (models--ORG--NAME/snapshots/HASH) is ORG/NAME."""
+    cached = _HUB_CACHE.search(text)
+    return cached.group(1).replace("--", "/") if cached else text.rstrip("/")
+
+
+def same_model(left: str | None, right: str | None) -> bool:
+    """Whether two names can be one model; an unknown one can. A folder is known by its last part only."""
+    if left is None or right is None:
+        return True
+    return PurePath(model_name(left)).name == PurePath(model_name(right)).name
+
+
 def typed(raw: Any, struct: type[AnyStruct], where: str) -> AnyStruct:
     """Decoded JSON as a msgspec struct. Raises InputError with file, key and the value of a wrong type."""
     try:
-        return msgspec.convert(raw, struct)
+        # Not strict: tools that go through a spreadsheet or a shell write numbers as text.
+        return msgspec.convert(raw, struct, strict=False)
     except msgspec.ValidationError as error:
         wanted = _PLACE.sub("", str(error)).replace("`", "").replace(" | ", " or ")
         place = _PLACE.search(str(error))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import median
 
-from latent_moe.lab.results.run import Note, Run
+from latent_moe.lab.results.run import Note, Run, model_name, same_model
 
 # Two arms must have done the same work. Equal seeds give equal prompts, so anything above rounding is a difference.
 _SAME_TOKENS_SHARE = 0.001
@@ -113,14 +113,18 @@ def first_run_fault(runs: list[Run]) -> Fault | None:
 
 def pair_faults(baseline: Run, candidate: Run) -> list[Fault]:
     """What keeps two runs from being a pair."""
-    checks = (_different_lengths, _different_tokens, _different_load, _different_model, _different_machine)
+    checks = (
+        *(_different_lengths, _different_tokens, _different_load),
+        *(_different_endpoint, _different_model, _different_machine),
+    )
     return [fault for check in checks if (fault := check(baseline, candidate)) is not None]
 
 
 def _different_lengths(baseline: Run, candidate: Run) -> Fault | None:
-    left, right = (f"{run.isl}/{run.osl}" for run in (baseline, candidate))
-    if left == right:
+    pairs = ((baseline.isl, candidate.isl), (baseline.osl, candidate.osl))
+    if all(one == other or same_length(one, other) for one, other in pairs):
         return None
+    left, right = (f"{run.isl}/{run.osl}" for run in (baseline, candidate))
     return Fault("different_lengths", f"different lengths: {left} against {right} tokens")
 
 
@@ -137,20 +141,45 @@ def _different_tokens(baseline: Run, candidate: Run) -> Fault | None:
     return Fault("different_tokens", text)
 
 
+def same_length(one: int | None, other: int | None) -> bool:
+    """Whether two lengths are one up to the rounding of measured tokens a request."""
+    return None not in (one, other) and abs(one - other) < _SAME_TOKENS_SHARE * max(one, other)  # type: ignore[operator, type-var]
+
+
 def _different_load(baseline: Run, candidate: Run) -> Fault | None:
-    for name in ("asked", "request_rate"):
+    words = {"asked": "number of requests", "request_rate": "request rate", "ramp_up": "ramp-up"}
+    if "inf" not in (baseline.request_rate, candidate.request_rate):
+        # Burstiness shapes the arrivals of a finite rate only.
+        words["burstiness"] = "burstiness"
+    if None in (baseline.asked, candidate.asked):
+        words["completed"] = "number of successful requests"
+    for name, word in words.items():
         one, other = getattr(baseline, name), getattr(candidate, name)
         if None not in (one, other) and one != other:
-            word = "number of requests" if name == "asked" else "request rate"
             return Fault("different_load", f"different {word}: {one} against {other}")
     return None
 
 
-def _different_model(baseline: Run, candidate: Run) -> Fault | None:
-    one, other = (PurePath(run.model).name if run.model else None for run in (baseline, candidate))
+def _different_endpoint(baseline: Run, candidate: Run) -> Fault | None:
+    one, other = baseline.backend, candidate.backend
     if None in (one, other) or one == other:
         return None
+    return Fault("different_endpoint", f"different endpoints: {one} against {other}")
+
+
+def _different_model(baseline: Run, candidate: Run) -> Fault | None:
+    if same_model(baseline.model, candidate.model):
+        return None
+    one, other = (PurePath(model_name(run.model or "")).name for run in (baseline, candidate))
     return Fault("different_model", f"different models: {one} against {other}")
+
+
+def _different_version(baseline: Run, candidate: Run) -> Fault | None:
+    """Two arms may be two builds; repeats of one arm may not."""
+    one, other = baseline.version, candidate.version
+    if None in (one, other) or one == other:
+        return None
+    return Fault("different_version", f"one arm, two server versions: {one} and {other}")
 
 
 def _different_machine(baseline: Run, candidate: Run) -> Fault | None:
@@ -163,7 +192,57 @@ def _different_machine(baseline: Run, candidate: Run) -> Fault | None:
 
 def unlike_repeats(runs: list[Run]) -> list[Fault]:
     """Repeats of one arm that are not repeats of the same thing."""
-    return [fault for other in runs[1:] for fault in pair_faults(runs[0], other)][:1]
+    versions = (_different_version(runs[0], run) for run in runs[1:])
+    faults = [fault for run in runs[1:] for fault in pair_faults(runs[0], run)]
+    return [*faults, *filter(None, versions)][:1]
+
+
+def pair_notes(baseline: Run, candidate: Run) -> list[Note]:
+    """What a reader must know of two runs that may still be compared."""
+    checks = (_one_run_twice, _one_name_two_owners, _other_tokenizer, _speculative, _counted_again)
+    return [note for check in checks if (note := check(baseline, candidate)) is not None]
+
+
+def _one_run_twice(baseline: Run, candidate: Run) -> Note | None:
+    if baseline.duration_s is None or baseline.kind != "measured":
+        return None
+    if (baseline.values, baseline.duration_s) != (candidate.values, candidate.duration_s):
+        return None
+    text = f"{_cell(baseline)}: both arms are the same run, digit for digit ({_name(baseline)}, {_name(candidate)})"
+    return Note("identical_runs", text)
+
+
+def _one_name_two_owners(baseline: Run, candidate: Run) -> Note | None:
+    one, other = (model_name(run.model or "") for run in (baseline, candidate))
+    if one == other or not all(name.count("/") == 1 and not name.startswith("/") for name in (one, other)):
+        return None
+    return Note("same_basename", f"{_cell(baseline)}: {one} against {other}: one name, two publishers")
+
+
+def _other_tokenizer(baseline: Run, candidate: Run) -> Note | None:
+    if same_model(baseline.tokenizer, candidate.tokenizer):
+        return None
+    text = f"tokens were counted by two tokenizers: {baseline.tokenizer} against {candidate.tokenizer}"
+    return Note("different_tokenizer", f"{_cell(baseline)}: {text}")
+
+
+def _speculative(baseline: Run, candidate: Run) -> Note | None:
+    steps = [run.tokens_per_step for run in (baseline, candidate)]
+    if not any(length and length > 1 for length in steps):
+        return None
+    shown = " against ".join("none" if length is None else f"{length:.3g}" for length in steps)
+    text = f"speculative decoding, accepted tokens a step: {shown}; ITL is per chunk of them, TPOT per token"
+    return Note("speculative_decoding", f"{_cell(baseline)}: {text}")
+
+
+def _counted_again(baseline: Run, candidate: Run) -> Note | None:
+    for run in (baseline, candidate):
+        if None in (run.retokenized, run.output_tokens):
+            continue
+        if abs(run.output_tokens - run.retokenized) > _ASKED_TOKENS_SHARE * run.output_tokens:  # type: ignore[operator]
+            text = f"{run.output_tokens} tokens generated, {run.retokenized} when the client counted its text again"
+            return Note("retokenized", f"{_cell(run)}: {_name(run)}: {text}")
+    return None
 
 
 def _name(run: Run) -> str:
@@ -196,7 +275,7 @@ def without_copies(runs: list[Run]) -> tuple[list[Run], list[Note]]:
     kept, warnings, seen = [], [], set()
     for run in runs:
         counts = (run.completed, run.duration_s)
-        identity = (run.arm, run.cell, run.started, counts, tuple(sorted(run.values.items())))
+        identity = (run.arm, run.cell, run.load, run.started, counts, tuple(sorted(run.values.items())))
         if run.duration_s is not None and identity in seen:
             warnings.append(
                 Note("duplicate_run", f"{run.source}: the same run as another file, counted once")
@@ -264,4 +343,5 @@ def _one_per_boot(pairs: list[Pair]) -> list[Pair]:
 
 
 def _cell(run: Run) -> str:
-    return f"{run.isl}/{run.osl} at concurrency {run.concurrency}"
+    load = f"{run.load} requests a second, no limit" if run.load else f"concurrency {run.concurrency}"
+    return f"{run.isl}/{run.osl} at {load}"
