@@ -108,6 +108,8 @@ def ranks_of():
         "replicated",
         pytest.param("column_parallel", marks=pytest.mark.slow),
         pytest.param("overlap", marks=pytest.mark.slow),
+        pytest.param("joint", marks=pytest.mark.slow),
+        pytest.param("row_parallel", marks=pytest.mark.slow),
     ],
 )
 def test_vllms_layer_with_our_runner_says_what_vllm_says(ranks_of, tail):
