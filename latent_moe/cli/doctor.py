@@ -19,12 +19,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Exit 0 when everything needed is there and every checked row count is right, 1 otherwise."""
-    from latent_moe.lab.doctor import examine
+    from latent_moe.lab.doctor import examine, next_command, verbs_here
     from latent_moe.platform import describe
 
     here = describe()
     checks = examine(here)
     answer: dict[str, Any] = {"platform": vars(here), "checks": [vars(check) for check in checks]}
+    answer |= {"verbs": verbs_here(here), "next": next_command(checks)}
     if args.gemm_rows:
         from latent_moe.lab.doctor.gemm_rows import check_rows
 
@@ -47,4 +48,6 @@ def _text(answer: dict) -> str:
         lines.append(
             f"{'ok     ' if row['ok'] else 'FAULT  '}  addmm_ M={row['M']} N={row['N']} K={row['K']}: {said}"
         )
-    return "\n".join(lines)
+    lines += ["", "what each verb does here:"]
+    lines += [f"  {verb:<24} {text}" for verb, text in answer["verbs"].items()]
+    return "\n".join([*lines, "", f"next: {answer['next']}"])

@@ -5,6 +5,10 @@ from argparse import ArgumentParser, Namespace
 HELP = "Predict the change from published kernels and the cost model; set it beside what was published."
 PUBLISHED = "mi355x_pr51253"
 HERE = "here"
+NEEDS_A_TABLE = (
+    "--hardware here needs --table with this machine's own baseline rows (`latent-moe bench RECIPE --out DIR` makes them): "
+    "the table it would otherwise take is of eight MI355X"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,6 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Predict, print, exit 0; InputError says what cannot be used."""
     from latent_moe.cli.output import emit
+    from latent_moe.errors import InputError
     from latent_moe.lab.cost import answer as report
     from latent_moe.lab.cost import scoreboard
 
@@ -54,10 +59,33 @@ def run(args: Namespace) -> int:
         return 0
     options = vars(args) | {"table": _published() if args.table is None else args.table}
     if args.hardware == HERE:
+        if args.table is None:
+            raise InputError(NEEDS_A_TABLE)
         options |= {"machine": _this_machine()}
     answer = report.predict(options)
-    emit(args, answer, report.text(answer))
+    misfit = _misfit(options["table"], args.hardware)
+    emit(args, answer, "\n".join([*misfit, report.text(answer)]))
     return 0
+
+
+def _misfit(table: str, hardware_name: str | None) -> list[str]:
+    """One line where the table is of another machine than the savings; nothing where its machine is not known."""
+    from pathlib import Path
+
+    from latent_moe.lab.cost import hardware
+    from latent_moe.lab.recordings import MANIFEST, load_manifest
+
+    folder = Path(table) if Path(table).is_dir() else Path(table).parent
+    if hardware_name in (None, HERE) or not (folder / MANIFEST).is_file():
+        return []
+    device = load_manifest(folder).device
+    measured_on = hardware.of_device(device)
+    if measured_on is None or measured_on == hardware.get(str(hardware_name)).name:
+        return []
+    return [
+        f"DO NOT FIT: the table's rows are of {device}, the savings of {hardware_name}; read no number below as a prediction "
+        f"for either. Rows of your own: --table RESULTS"
+    ]
 
 
 def _published() -> str:

@@ -36,6 +36,9 @@ def run(args: Namespace) -> int:
     folder = record(work, args.out, profiler, args.timeout)
     answer = {"recording": str(folder), "profiler": profiler, "tails": list(work.tails)}
     look = "\n".join(f"latent-moe kernels {folder}/{tail} --by region" for tail in work.tails)
+    if len(work.tails) > 1:
+        first, second = work.tails[:2]
+        look += f"\nlatent-moe compare {folder}/{first} {folder}/{second} --kind gemm"
     emit(args, answer, f"recorded into {folder}\nlook at it:\n{look}")
     return 0
 

@@ -207,3 +207,14 @@ def _cut(file):
     run["total_output_tokens"] = round(0.996 * run["total_output_tokens"])
     file.write_text(json.dumps(run))
     return True
+
+
+def test_this_machine_needs_a_table_of_its_own(capsys):
+    assert "needs --table with this machine's own baseline rows" in _refused(capsys, "--hardware", "here")
+
+
+def test_a_table_of_another_machine_is_said_first(capsys):
+    assert main(["predict", "--hardware", "h200"]) == 0
+    assert capsys.readouterr().out.startswith("DO NOT FIT: the table's rows are of 8x AMD Instinct MI355X")
+    assert main(["predict", "--hardware", "mi355x"]) == 0
+    assert "DO NOT FIT" not in capsys.readouterr().out

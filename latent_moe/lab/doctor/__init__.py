@@ -138,3 +138,35 @@ def _rocprofv3() -> Check:
 def _bindings(name: str) -> Check:
     ok = find_spec(name) is not None
     return Check(name, ok, "importable" if ok else BINDINGS)
+
+
+def verbs_here(here: Platform) -> dict[str, str]:
+    """What each verb that depends on the machine does on this one; the others read files and run anywhere."""
+    gpu = here.kind != "cpu"
+    ranks = f"real ranks, one a GPU, of {here.device_count}" if gpu else "real ranks as processes of this CPU"
+    served = "real vLLM servers" if here.vllm_version else "nothing yet: vLLM is not installed"
+    profiler = (
+        "rocprofv3" if here.kind == "rocm" and shutil.which("rocprofv3") and here.roctx else "torch.profiler"
+    )
+    return {
+        "tour": "all notebooks"
+        if here.vllm_version
+        else "all notebooks; 05 shows a recording instead of a run",
+        "verify": f"every tail on {ranks}",
+        "tails": f"times on {ranks}{', eager and graph-captured' if gpu else ', eager'}",
+        "profile": f"recordings by {profiler}",
+        "bench": served,
+        "predict": "any machine by name"
+        + (
+            "; --hardware here calibrates this one"
+            if gpu
+            else "; --hardware here calibrates this CPU, links assumed"
+        ),
+        "kernels, compare, table": "any file, no GPU needed",
+    }
+
+
+def next_command(checks: list[Check]) -> str:
+    """What to type next: the remedy of the first lack that the tour cannot do without, else the tour."""
+    lacking = next((check for check in checks if check.needed and not check.ok), None)
+    return f"{lacking.name}: {lacking.hint}" if lacking else "latent-moe tour"

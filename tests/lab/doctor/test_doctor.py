@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 from latent_moe.cli import main
-from latent_moe.lab.doctor import examine, gemm_rows
+from latent_moe.lab.doctor import Check, examine, gemm_rows, next_command, verbs_here
 from latent_moe.platform import describe
 
 
@@ -47,3 +47,13 @@ def test_a_child_that_dies_costs_one_row(monkeypatch, tmp_path):
     rows = gemm_rows.check_rows("cpu")
     assert [row["M"] for row in rows if not row["ok"]] == [95]
     assert [row["M"] for row in rows][:5] == [93, 94, 95, 96, 97]
+
+
+def test_it_ends_with_the_next_command_and_says_what_each_verb_does(capsys):
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "next: latent-moe tour"
+    assert any(line.split()[:1] == ["tails"] and "real ranks" in line for line in lines)
+    lack = [Check("python", True, "", True), Check("ranks", False, "install a build with gloo", True)]
+    assert next_command(lack) == "ranks: install a build with gloo"
+    assert "nothing yet" in verbs_here(replace(describe(), vllm_version=None))["bench"]
