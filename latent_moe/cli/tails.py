@@ -150,7 +150,11 @@ def _text(answer: dict) -> str:
     lines = [f"{'tail':<18}{'T':>7} {'mode':<6}{'median us':>11}{'p10':>10}{'p90':>10}"]
     lines += [
         row_text(row)
-        + (f"   limit {row['limit_us']:.1f} (bytes / bandwidth + one launch)" if "limit_us" in row else "")
+        + (
+            f"   limit {row['limit_us']:.1f} (the longer of bytes / bandwidth and FLOP / rate, data sheet, plus one launch)"
+            if "limit_us" in row
+            else ""
+        )
         for row in answer["rows"]
     ]
     lines += [

@@ -102,7 +102,8 @@ class Hardware:
     `link_gb_per_s` reaches any peer. Efficiencies are the part of the peak that kernels get. `kernel_us` is what
     one more dependent kernel costs, `gemm_floor_us` the shortest GEMM. `gemm_times` names published GEMM times and
     `in_model_ratio` is what a prefill GEMM takes inside a model over what the tuner that published them measured.
-    `ranges` gives the least and the greatest figure that its sources allow, by name.
+    `graph_node_us` and `eager_kernel_us` are the least an empty kernel takes in a captured graph and launched by itself
+    behind others, 0 where nobody measured it. `ranges` gives the least and the greatest figure that its sources allow, by name.
     `kernel_error` and `gemm_error` are the relative errors of an elementwise kernel and of a GEMM's roofline, None
     where nothing says them.
     """
@@ -124,6 +125,8 @@ class Hardware:
     in_model_ratio: float = 1.0
     kernel_error: float | None = None
     gemm_error: float | None = None
+    graph_node_us: float = 0.0
+    eager_kernel_us: float = 0.0
     tile_n: float = 1
     tile_from_m: float = 2048
     gemm_times: str | None = None
@@ -133,6 +136,14 @@ class Hardware:
     def stream_us(self, n_bytes: float) -> float:
         """Time to move `n_bytes` between memory and an elementwise kernel, without its launch."""
         return n_bytes / (self.stream_efficiency * self.hbm_tb_per_s * 1e6)
+
+    def ceiling_us(self, n_bytes: float, flop: float, mode: str = "graph") -> float:
+        """The least time for so many bytes and FLOP at the data sheet's peaks, with one launch of `mode`.
+
+        Where the least launch is not known it counts as none: the ceiling is then looser, never wrong.
+        """
+        launch_us = self.graph_node_us if mode == "graph" else self.eager_kernel_us
+        return max(n_bytes / self.hbm_tb_per_s, flop / self.peak_bf16_tflops) / 1e6 + launch_us
 
     def link_bytes_per_us(self, tp: int) -> float:
         """Bytes one GPU sends per us when it talks to its tp - 1 peers at once."""
@@ -194,6 +205,7 @@ def _build(key: str, rows: Constants) -> Hardware:
     for figure, value in figures.items():
         _check_positive(figure, value)
     optional = {"tile_n": "gemm", "tile_from_m": "gemm", "in_model_ratio": key, "kernel_error": key}
+    optional |= {"graph_node_us": key, "eager_kernel_us": key}
     given = {name: rows[f"{of}.{name}"].value for name, of in optional.items() if f"{of}.{name}" in rows}
     kinds = {figure: rows[f"{key}.{figure}"].kind for figure in FIGURES}
     ranges = {

@@ -206,14 +206,16 @@ def _rounded(timing: Timing) -> dict[str, float]:
     return {name: round(us, 3) for name, us in vars(timing).items()}
 
 
-def limit_us(config: LatentMoEConfig, tp: int, tokens: int, dtype: str, machine: hardware.Hardware) -> float:
-    """(W_r [H/tp, L] + routed [T, L] + the slice of shared [T, H/tp] read and written) / bandwidth + one launch.
+def limit_us(
+    config: LatentMoEConfig, tp: int, tokens: int, dtype: str, machine: hardware.Hardware, mode: str = "graph"
+) -> float:
+    """max(bytes / bandwidth, FLOP / rate) plus one launch of `mode`, by the data sheet's peaks: nothing can be faster.
 
-    The bandwidth is what an elementwise kernel gets (`stream_us`), the launch is `kernel_us`.
+    Bytes: W_r [H/tp, L], routed [T, L], the slice of shared [T, H/tp] read and written. FLOP: the GEMM [T, L] x [L, H/tp].
     """
     columns, latent = config.hidden_size // tp, config.expert_input_size
-    elements = columns * latent + tokens * (latent + 2 * columns)
-    return machine.stream_us(elements * getattr(torch, dtype).itemsize) + machine.kernel_us
+    n_bytes = (columns * latent + tokens * (latent + 2 * columns)) * getattr(torch, dtype).itemsize
+    return machine.ceiling_us(n_bytes, 2 * tokens * columns * latent, mode)
 
 
 def with_limits(
@@ -227,7 +229,7 @@ def with_limits(
     machine = hardware.get(name)
     one_slice = {name for name, tail in TAILS.items() if tail.rows == "own" and tail.gemm_rows == "all"}
     return [
-        {**row, "limit_us": round(limit_us(config, tp, row["tokens"], dtype, machine), 3)}
+        {**row, "limit_us": round(limit_us(config, tp, row["tokens"], dtype, machine, row["mode"]), 3)}
         if row["tail"] in one_slice
         else dict(row)
         for row in rows
