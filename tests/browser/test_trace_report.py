@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from latent_moe.lab.trace_report.page import write
+from latent_moe.lab.trace_report.page import EmbeddedPage, write
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.read import read
 from latent_moe.lab.traces.table import Kernels, Ranges, Trace, encode
@@ -211,6 +211,40 @@ def test_the_policy_stops_a_script_and_a_request(browser, small):
     assert (browser.execute_script("return window.broken"), outcome) == (None, "stopped")
     for kind in ("browser", "performance"):
         browser.get_log(kind)
+
+
+def test_the_page_in_a_frame_as_a_notebook_shows_it(browser, tmp_path):
+    frame = EmbeddedPage(_synthetic(40, HOSTILE))._repr_html_()
+    (tmp_path / "notebook.html").write_text(
+        f"<!doctype html><title>notebook</title>{frame}", encoding="utf-8"
+    )
+    browser.get((tmp_path / "notebook.html").as_uri())
+    browser.switch_to.frame(0)
+    WebDriverWait(browser, 60).until(
+        lambda driver: driver.execute_script("return document.body.dataset.ready")
+    )
+    _settled(browser)
+    assert _chosen(browser)[0] == 40
+    browser.find_element(By.ID, "search").send_keys("onerror")
+    _settled(browser)
+    assert _chosen(browser)[0] == 10
+    browser.switch_to.default_content()
+    assert browser.execute_script("return window.broken") is None
+    _quiet(browser)
+
+
+def test_no_serious_fault_for_a_screen_reader(browser, small):
+    _opened(browser, small[0])
+    unnamed = browser.execute_script(
+        "return [...document.querySelectorAll('button, input, canvas, a')].filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"
+    )
+    levels = browser.execute_script(
+        "return [...document.querySelectorAll('h1, h2, h3')].map(e => +e.tagName[1])"
+    )
+    tables = browser.execute_script(
+        "return [...document.querySelectorAll('table')].every(t => t.caption && t.tHead)"
+    )
+    assert (unnamed, levels[0], set(levels[1:]), tables) == (0, 1, {2}, True)
 
 
 def test_redraw_of_the_mi350x_recording(browser, shared, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from latent_moe import files
 from latent_moe.lab.cost import hardware
@@ -37,15 +37,34 @@ def write(
     `device` is a name that the cost model knows, `tp` the number of ranks where the recording does not tell.
     Raises InputError for an unknown device, OSError where `out` cannot be written.
     """
+    data, text = _rendered(trace, baseline, device, tp)
+    files.write_whole(Path(out), text)
+    return data | {"file": str(out), "bytes": len(text.encode("utf-8"))}
+
+
+class EmbeddedPage:
+    """The page inside a notebook: a cell that ends with it shows it, in a frame that may run nothing but its own script."""
+
+    def __init__(
+        self, trace: Trace, baseline: Trace | None = None, device: str | None = None, tp: int | None = None
+    ):
+        _, self.text = _rendered(trace, baseline, device, tp)
+
+    def _repr_html_(self) -> str:
+        return f'<iframe title="the recording" sandbox="allow-scripts" width="100%" height="900" srcdoc="{escape(self.text)}"></iframe>'
+
+
+def _rendered(
+    trace: Trace, baseline: Trace | None, device: str | None, tp: int | None
+) -> tuple[dict[str, Any], str]:
+    """The page's data and its text."""
     data = page_data(trace)
     data["device"], data["roof"] = device, _roof(device) if device else None
     data["tail"] = _tail(trace, device, tp)
     rows, packed = packed_kernels(trace.kernels)
     data["rows"] = rows
     data["compare"] = _comparison(baseline, trace)
-    text = _page(data, packed)
-    files.write_whole(Path(out), text)
-    return data | {"file": str(out), "bytes": len(text.encode("utf-8"))}
+    return data, _page(data, packed)
 
 
 def _tail(trace: Trace, device: str | None, tp: int | None) -> dict[str, Any]:

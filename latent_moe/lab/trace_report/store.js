@@ -92,7 +92,7 @@ function writeUrl() {
     if (state.text) parts.set("q", state.text);
     if (state.name >= 0) parts.set("name", state.name);
     if (state.sort.join() !== "total_ns,-1") parts.set("sort", state.sort.join(","));
-    history.replaceState(null, "", "#" + parts.toString());
+    try { history.replaceState(null, "", "#" + parts.toString()); } catch { /* a page inside a notebook has no address of its own */ }
   }, 120);
 }
 
