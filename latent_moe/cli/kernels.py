@@ -106,6 +106,7 @@ def summary(trace, by: str, top: int | None = None) -> dict:
     from latent_moe.lab.traces import metrics
     from latent_moe.lab.traces.collectives import collectives
     from latent_moe.lab.traces.steps import steps
+    from latent_moe.lab.traces.tail_finder import find_tail
 
     kernels, found = trace.kernels, steps(trace)
     calls = metrics.calls(kernels)
@@ -127,6 +128,7 @@ def summary(trace, by: str, top: int | None = None) -> dict:
         "queues": _busy(kernels, metrics.QUEUE),
         "collectives": asdict(collectives(kernels)),
         "steps": asdict(found) if found else None,
+        "tail": asdict(find_tail(trace)),
         "formats": trace.formats,
         "sources": trace.files,
         "ignored": trace.ignored,

@@ -14,6 +14,8 @@ import numpy as np
 from latent_moe.lab.traces import metrics
 from latent_moe.lab.traces.collectives import collectives
 from latent_moe.lab.traces.kernel_names import decode_gemm
+from latent_moe.lab.traces.layer_fold import fold_layers
+from latent_moe.lab.traces.steps import step_of
 from latent_moe.lab.traces.table import Coded, Kernels, Trace, group_codes
 
 LANE = ("process", "agent", "queue", "stream")
@@ -41,9 +43,15 @@ def page_data(trace: Trace) -> dict[str, Any]:
         "lanes": lanes,
         "regions": list(kernels["region"].values),
         "shapes": [list(shape) for shape in _shapes(kernels)[0]],
-        "by": {column: _group(kernels, column) for column in ("kind", "name", "region", "rank")},
+        "by": {
+            **{column: _group(kernels, column) for column in ("kind", "name", "region", "rank")},
+            "shape": _group(kernels, metrics.shapes(kernels)),
+            "step": _group(kernels, step_of(trace)),
+        },
         "gemms": _gemms(kernels),
-        **idle(kernels),
+        "idle_ns": metrics.idle_ns(kernels),
+        "gaps": [asdict(gap) for gap in metrics.largest_gaps(kernels, GAPS_SHOWN)],
+        "layer": _layer(kernels),
         "collectives": asdict(collectives(kernels)),
         "longest_collectives_ns": _longest(kernels, "collective"),
         "warnings": [asdict(warning) for warning in trace.warnings],
@@ -126,7 +134,14 @@ def _shapes(kernels: Kernels) -> tuple[list[tuple[int, int, int]], np.ndarray]:
     return [(int(m), int(n), int(k)) for m, n, k in unique], places
 
 
-def _group(kernels: Kernels, column: str) -> list[dict[str, Any]]:
+def _layer(kernels: Kernels) -> dict[str, Any] | None:
+    fold = fold_layers(kernels)
+    if fold is None:
+        return None
+    return {"layers": fold.layers, "mean_ns": fold.mean_ns, "parts": [asdict(part) for part in fold.parts]}
+
+
+def _group(kernels: Kernels, column: str | Coded) -> list[dict[str, Any]]:
     return [asdict(row) for row in metrics.group(kernels, column)]
 
 
@@ -182,35 +197,3 @@ def _longest(kernels: Kernels, kind: str, count: int = 5) -> list[int]:
         int(ns)
         for ns in np.sort(kernels["dur_ns"][metrics.placed(kernels) & (column.codes == code)])[::-1][:count]
     ]
-
-
-def idle(kernels: Kernels) -> dict[str, Any]:
-    """{"idle_ns", "gaps"}: the time between a device's first and last kernel in which none ran, summed over the devices,
-    and the longest gaps with the kernels around them. idle_ns is None where no begin is known."""
-    mask = metrics.placed(kernels)
-    devices = group_codes(kernels, metrics.DEVICE)
-    total, gaps = 0, []
-    for device in np.unique(devices[mask]):
-        rows = np.flatnonzero(mask & (devices == device))
-        rows = rows[np.argsort(kernels["start_ns"][rows], kind="stable")]
-        ends = kernels["end_ns"][rows]
-        latest = np.maximum.accumulate(ends)
-        length = kernels["start_ns"][rows][1:] - latest[:-1]
-        total += int(np.maximum(length, 0).sum())
-        for place in np.argsort(-length, kind="stable")[:GAPS_SHOWN]:
-            if length[place] > 0:
-                last = rows[: place + 1][np.argmax(ends[: place + 1])]
-                gaps.append(_gap(kernels, int(last), int(rows[place + 1]), int(length[place])))
-    gaps.sort(key=lambda gap: -gap["dur_ns"])
-    return {"idle_ns": total if mask.any() else None, "gaps": gaps[:GAPS_SHOWN]}
-
-
-def _gap(kernels: Kernels, before: int, after: int, length: int) -> dict[str, Any]:
-    return {
-        "start_ns": int(kernels["end_ns"][before]),
-        "dur_ns": length,
-        "before": _text(kernels["name"], before),
-        "after": _text(kernels["name"], after),
-        "process": _text(kernels["process"], after),
-        "agent": _text(kernels["agent"], after),
-    }

@@ -59,7 +59,8 @@ def _rendered(
 ) -> tuple[dict[str, Any], str]:
     """The page's data and its text."""
     data = page_data(trace)
-    data["device"], data["roof"] = device, _roof(device) if device else None
+    device = device or (hardware.of_device(trace.device) if trace.device else None)
+    data["device"], data["roof"] = trace.device, _roof(device) if device else None
     data["tail"] = _tail(trace, device, tp)
     rows, packed = packed_kernels(trace.kernels)
     data["rows"] = rows

@@ -23,7 +23,7 @@ function byName() {
   }
   return [...groups].map(([code, durations]) => {
     const sorted = Float64Array.from(durations).sort(), n = sorted.length, total = sorted.reduce((sum, ns) => sum + ns, 0);
-    return { code, key: nameOf(code), calls: n, total_ns: total, mean_ns: total / n, median_ns: (sorted[(n - 1) >> 1] + sorted[n >> 1]) / 2, max_ns: sorted[n - 1] };
+    return { code, key: nameOf(code), calls: n, total_ns: total, mean_ns: total / n, median_ns: (sorted[(n - 1) >> 1] + sorted[n >> 1]) / 2, p90_ns: sorted[Math.ceil(0.9 * n) - 1], max_ns: sorted[n - 1] };
   });
 }
 
@@ -33,13 +33,13 @@ function drawKernels() {
   groups.sort((a, b) => direction * (value(a) > value(b) ? 1 : value(a) < value(b) ? -1 : 0));
   const body = groups.slice(0, MOST_ROWS).map((group) => {
     const made = row(make("button", { type: "button", onclick: () => update({ name: state.name === group.code ? -1 : group.code }) }, group.key), kindOf(group.code),
-      (group.code >= 0 && data.names[group.code].library) || "unknown", number(group.calls), time(group.total_ns), percent(group.total_ns, total), time(group.mean_ns), time(group.median_ns), time(group.max_ns));
+      (group.code >= 0 && data.names[group.code].library) || "unknown", number(group.calls), time(group.total_ns), percent(group.total_ns, total), time(group.mean_ns), time(group.median_ns), time(group.p90_ns), time(group.max_ns));
     made.dataset.calls = group.calls; made.dataset.totalNs = group.total_ns; made.dataset.key = group.key;
     if (group.code === state.name) made.setAttribute("aria-selected", "true");
     return made;
   });
   const more = groups.length > MOST_ROWS ? `, the first ${MOST_ROWS} shown` : "";
-  show("kernels", table([["kernel", "key"], ["kind", "kind"], ["library", null], ["calls", "calls"], ["total", "total_ns"], ["share", "total_ns"], ["mean", "mean_ns"], ["median", "median_ns"], ["longest", "max_ns"]],
+  show("kernels", table([["kernel", "key"], ["kind", "kind"], ["library", null], ["calls", "calls"], ["total", "total_ns"], ["share", "total_ns"], ["mean", "mean_ns"], ["median", "median_ns"], ["90 %", "p90_ns"], ["longest", "max_ns"]],
     body, `${number(groups.length)} kernel names${more}`, state.sort));
   const calls = groups.reduce((sum, group) => sum + group.calls, 0), output = element("chosen");
   output.textContent = filtered() ? `${number(calls)} calls chosen, ${time(total)}` : `all ${number(data.calls)} calls, ${time(data.total_ns)}`;
@@ -66,16 +66,23 @@ const HEAD = ["calls", "total", "share", "mean", "median", "longest"].map((text)
 
 function drawParts() {
   const body = data.by.kind.map((group) => { const made = row(group.key, ...figures(group)); made.dataset.totalNs = group.total_ns; made.dataset.key = group.key; return made; });
-  show("parts", table([["kind", null], ...HEAD], body, "Time by kind of kernel, sums of durations"));
+  show("parts", table([["kind", null], ...HEAD], body, "Time by kind of kernel, sums of durations"), ...layerParts());
+}
+
+function layerParts() {
+  const layer = data.layer;
+  if (!layer) return [paragraph("Layers are unknown: no sequence of kernels that begins with a norm repeats three times.")];
+  const body = layer.parts.flatMap((part) => [row(`${part.part}, from norm to norm`, "", time(part.mean_ns), percent(part.mean_ns, layer.mean_ns)),
+    ...part.kernels.map((kernel) => row(kernel.name, kernel.kind, time(kernel.mean_ns), percent(kernel.mean_ns, layer.mean_ns)))]);
+  return [paragraph(`${number(layer.layers)} layers of ${time(layer.mean_ns)} each, averaged place by place.`), table([["part and kernel", null], ["kind", null], ["mean", null], ["of the layer", null]], body, "A layer by part")];
 }
 
 function drawSteps() {
-  const groups = data.by.region.filter((group) => group.key !== "(none)");
-  if (!groups.length) return show("steps", paragraph("Unknown: this recording names no regions and marks no steps."));
-  groups.sort((a, b) => b.total_ns - a.total_ns);
-  const slowest = groups[0];
-  show("steps", paragraph(`The region with most kernel time is ${slowest.key}: ${time(slowest.total_ns)}.`),
-    table([["region", null], ...HEAD], groups.slice(0, MOST_ROWS).map((group) => row(group.key, ...figures(group))), `${number(groups.length)} regions`));
+  const groups = data.by.region.filter((group) => group.key !== "(none)").sort((a, b) => b.total_ns - a.total_ns), steps = data.by.step.filter((group) => group.key !== "(none)");
+  const slowest = steps.reduce((best, group) => (best && best.total_ns >= group.total_ns ? best : group), null);
+  show("steps", paragraph(slowest ? `${number(steps.length)} steps; ${slowest.key} has the most kernel time, ${time(slowest.total_ns)}.` : "Unknown: this recording marks no steps."),
+    steps.length ? table([["step", null], ...HEAD], steps.slice(0, MOST_ROWS).map((group) => row(group.key, ...figures(group))), "Kernel time by step") : null,
+    groups.length ? table([["region", null], ...HEAD], groups.slice(0, MOST_ROWS).map((group) => row(group.key, ...figures(group))), `${number(groups.length)} regions`) : paragraph("This recording names no regions."));
 }
 
 function drawRanks() {
@@ -89,7 +96,7 @@ function drawCollectives() {
   const found = data.collectives;
   if (!found.calls) return show("collectives", paragraph("This recording holds no collectives."));
   const longest = data.longest_collectives_ns.reduce((sum, ns) => sum + ns, 0);
-  show("collectives", paragraph(`${number(found.calls)} calls, ${time(found.total_ns)}: ${time(found.overlap_with_gemm_ns)} hidden under GEMMs, ${time(found.total_ns - found.overlap_with_gemm_ns)} exposed.`),
+  show("collectives", paragraph(`${number(found.calls)} calls, ${time(found.total_ns)}: ${time(found.overlap_with_gemm_ns)} hidden under GEMMs, ${time(found.exposed_ns)} exposed.`),
     paragraph(`The ${data.longest_collectives_ns.length} longest take ${time(longest)} together. Waiting for the last rank: ${time(found.wait_ns)}; transfer: ${time(found.transfer_ns)}.`));
 }
 
@@ -97,12 +104,12 @@ function drawIdle() {
   if (data.idle_ns === null) return show("idle", paragraph("Unknown: this recording holds no begin and end of its kernels."));
   const first = data.first_ns, body = data.gaps.map((gap) => {
     const begin = gap.start_ns - first;
-    return make("tr", {}, make("td", {}, make("button", { type: "button", onclick: () => { look(begin - gap.dur_ns * 0.1, begin + gap.dur_ns * 1.1); element("timeline").focus(); } }, time(begin))),
-      ...[time(gap.dur_ns), percent(gap.dur_ns, data.span_ns), gap.agent ?? gap.process ?? "", gap.before, gap.after].map((text) => make("td", {}, text ?? "unknown")));
+    return make("tr", {}, make("td", {}, make("button", { type: "button", onclick: () => { look(begin - gap.gap_ns * 0.1, begin + gap.gap_ns * 1.1); element("timeline").focus(); } }, time(begin))),
+      ...[time(gap.gap_ns), percent(gap.gap_ns, data.span_ns), gap.agent ?? gap.process ?? "", gap.waited_for, gap.before, gap.after].map((text) => make("td", {}, text ?? "unknown")));
   });
-  const six = data.gaps.slice(0, 6).reduce((sum, gap) => sum + gap.dur_ns, 0);
-  show("idle", paragraph(`Idle ${time(data.idle_ns)} of ${time(data.span_ns)}. The ${Math.min(6, data.gaps.length)} longest gaps hold ${time(six)}. A gap waits for the kernel after it to be launched.`),
-    table([["begin", null], ["length", null], ["of the span", null], ["device", null], ["before", null], ["after", null]], body, "The longest gaps"));
+  const six = data.gaps.slice(0, 6).reduce((sum, gap) => sum + gap.gap_ns, 0);
+  show("idle", paragraph(`Idle ${time(data.idle_ns)} of ${time(data.span_ns)}. The ${Math.min(6, data.gaps.length)} longest gaps hold ${time(six)}.`),
+    table([["begin", null], ["length", null], ["of the span", null], ["device", null], ["waited for", null], ["before", null], ["after", null]], body, "The longest gaps"));
 }
 
 function drawGemms() {

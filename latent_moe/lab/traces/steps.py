@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latent_moe.lab.traces.file_trace import shared_codes
+from latent_moe.lab.traces.layer_fold import layer_of
 from latent_moe.lab.traces.metrics import busy_ns, total_ns
 from latent_moe.lab.traces.regions import innermost_by_key
 from latent_moe.lab.traces.table import Coded, Trace
@@ -124,7 +125,9 @@ _LAYER = re.compile(r"(?:^|[._ ])layers?[._= ]?(\d+)", re.IGNORECASE)
 
 
 def layers(trace: Trace) -> Coded:
-    """ "layer 3" of the kernels whose region names a layer, else absent."""
+    """ "layer 3" of the kernels whose region names a layer; where none does, of those that repeat as layers do."""
+    if not any(_LAYER.search(name) for name in trace.kernels["region"].values):
+        return layer_of(trace.kernels)
     return trace.kernels["region"].map(
         [
             f"layer {match[1]}" if (match := _LAYER.search(name)) else None

@@ -53,7 +53,7 @@ def test_right_answers_of_the_mi350x_recording(shared):
     assert (data["calls"], data["total_ns"], data["busy_ns"]) == (43915, 4441741378, 4233112334)
     assert data["idle_ns"] / 1e9 == pytest.approx(10.89, abs=0.005)
     assert data["span_ns"] / 1e9 == pytest.approx(15.12, abs=0.005)
-    assert sum(gap["dur_ns"] for gap in data["gaps"][:6]) / 1e9 == pytest.approx(8.30, abs=0.005)
+    assert sum(gap["gap_ns"] for gap in data["gaps"][:6]) / 1e9 == pytest.approx(8.30, abs=0.005)
     assert sum(data["longest_collectives_ns"]) / 1e9 == pytest.approx(2.12, abs=0.005)
     assert data["collectives"]["total_ns"] / 1e9 == pytest.approx(4.16, abs=0.005)
 
@@ -64,6 +64,15 @@ def test_right_answers_of_the_qwen_recording(shared):
     assert gemm["calls"] == 48
     assert gemm["total_ns"] / 48 / 1e3 == pytest.approx(110.6, abs=0.05)
     assert gemm["tflops"] == pytest.approx(466.8, rel=1e-3)
+
+
+def test_right_answers_of_the_decode_graph(shared):
+    data = page_data(read(shared / "traces" / "kineto_vllm_decode_graph.json.gz"))
+    layer = data["layer"]
+    assert layer["layers"] == 24
+    assert [part["part"] for part in layer["parts"]] == ["attention", "moe"]
+    assert sum(part["mean_ns"] for part in layer["parts"]) == pytest.approx(layer["mean_ns"])
+    assert 24 * layer["mean_ns"] <= data["total_ns"]
 
 
 def test_verb_on_the_mi350x_recording_in_time_and_memory(shared, tmp_path):
