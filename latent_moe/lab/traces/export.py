@@ -16,6 +16,7 @@ from latent_moe.errors import InputError
 from latent_moe.lab.traces.file_trace import FileTrace
 from latent_moe.lab.traces.table import (
     KERNEL_COLUMNS,
+    MISSING,
     Coded,
     Columns,
     Kernels,
@@ -206,11 +207,14 @@ def read_parquet(path: Path, salvage: bool = False) -> FileTrace:
     pa, parquet = _pyarrow("read")
     try:
         table = parquet.read_table(path)
+        table.validate(full=True)
         about = json.loads((table.schema.metadata or {})[_META])
-        columns = {name: _column(table.column(name)) for name in table.column_names if name in KERNEL_COLUMNS}
+        columns = {
+            name: _column(name, table.column(name)) for name in table.column_names if name in KERNEL_COLUMNS
+        }
         file = FileTrace(path, SAVED, Kernels(table.num_rows, columns))
-        file.partial, file.device = bool(about["partial"]), about["device"]
-        file.warnings = [TraceNote(code, message) for code, message in about["notes"]]
+        file.partial, file.device = bool(about["partial"]), about["device"] and str(about["device"])
+        file.warnings = [TraceNote(str(code), str(message)) for code, message in about["notes"]]
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path}: no table that `kernels --save` wrote ({first})") from None
@@ -236,9 +240,18 @@ def _arrow(pa, column):
     )
 
 
-def _column(chunked):
-    """A column as the kernel table has it."""
+def _column(name: str, chunked) -> Coded | np.ndarray:
+    """A column as the kernel table has it. Raises ValueError where it is of another type."""
     array = chunked.unify_dictionaries().combine_chunks()
-    if not hasattr(array, "dictionary"):
-        return array.to_numpy(zero_copy_only=False)
-    return Coded(array.indices.fill_null(-1).to_numpy(zero_copy_only=False), array.dictionary.to_pylist())
+    if name in MISSING:
+        values = array.to_numpy(zero_copy_only=False)
+        if values.dtype != (bool if isinstance(MISSING[name], bool) else np.int64):
+            raise ValueError(f"column {name} holds {array.type}")
+        return values
+    if not hasattr(array, "dictionary") or str(array.type.value_type) not in ("string", "large_string"):
+        raise ValueError(f"column {name} holds {array.type}")
+    codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    values = ["" if text is None else text for text in array.dictionary.to_pylist()]
+    if len(codes) and not -1 <= int(codes.min()) <= int(codes.max()) < len(values):
+        raise ValueError(f"column {name} has no text for some rows")
+    return Coded(codes, values)
