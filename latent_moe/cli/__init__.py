@@ -25,6 +25,7 @@ VERBS = {
     "bench": "serve both arms with real vLLM, interleaved, and measure them",
     "table": "turn result files into the table with deltas and 95 % intervals",
     "predict": "predict the change from published kernels and the cost model",
+    "advise": "say which tail to run here, what it is worth and how to show it",
 }
 
 # Verbs that launch ranks, and the variables of what may have started the ranks already: torchrun, srun.

@@ -61,7 +61,7 @@ def run(args: Namespace) -> int:
     if args.hardware == HERE:
         if args.table is None:
             raise InputError(NEEDS_A_TABLE)
-        options |= {"machine": _this_machine()}
+        options |= {"machine": this_machine()}
     answer = report.predict(options)
     misfit = _misfit(options["table"], args.hardware)
     emit(args, answer, "\n".join([*misfit, report.text(answer)]))
@@ -94,7 +94,8 @@ def _published() -> str:
     return str(profile_path(PUBLISHED))
 
 
-def _this_machine():
+def this_machine():
+    """This machine, calibrated now; its links are assumed."""
     from latent_moe.cli.output import progress
     from latent_moe.lab.cost import hardware
     from latent_moe.lab.microbench.calibrate import calibrate
