@@ -30,6 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--tp", type=int, metavar="N", help="ranks, where the recording does not tell")
     parser.add_argument(
+        "--tail", action="store_true", help="ask for the latent tail: exit code 1 without one"
+    )
+    parser.add_argument(
         "--salvage", action="store_true", help="read what is whole of a cut file, marked partial"
     )
 
@@ -46,7 +49,7 @@ def run(args: Namespace) -> int:
     answer = {"file": figures["file"], "bytes": figures["bytes"], "kernels": len(trace.kernels)}
     answer |= {key: figures[key] for key in _IN_JSON} | {"gaps": figures["gaps"][:10]}
     emit(args, answer, "" if args.json else _text(answer))
-    return 0
+    return 1 if args.tail and answer["tail"]["form"] == "none" else 0
 
 
 def _read(args: Namespace):
@@ -63,6 +66,7 @@ def _read(args: Namespace):
 
 def _text(answer: dict) -> str:
     tail = answer["tail"]
-    form = "no latent tail" if tail["form"] == "none" else f"tail: {tail['form']}"
+    reasons = "; ".join(tail["evidence"])
+    form = f"no latent tail: {reasons}" if tail["form"] == "none" else f"tail: {tail['form']} ({reasons})"
     size = f"{answer['kernels']:,} kernels, {answer['bytes'] / 1e6:.2f} MB"
-    return f"wrote {answer['file']}: {size}\n{form} ({'; '.join(tail['evidence'])})"
+    return f"wrote {answer['file']}: {size}\n{form}"

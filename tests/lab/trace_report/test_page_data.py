@@ -9,6 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
+from latent_moe.cli import main
 from latent_moe.errors import InputError
 from latent_moe.lab.trace_report.data import PLANES, packed_kernels, page_data
 from latent_moe.lab.trace_report.page import write
@@ -91,6 +92,23 @@ def test_verb_on_the_mi350x_recording_in_time_and_memory(shared, tmp_path):
     seconds, mib = map(float, done.stderr.split()[-2:])
     assert seconds <= 2.5
     assert mib <= 400
+
+
+def test_exit_codes_of_the_verb(recording, repository, tmp_path, capsys):
+    out = ["-o", str(tmp_path / "x.html")]
+    with_tail, without = (
+        recording / "trace_fused.json.gz",
+        repository / "profiles/h200_tp8_shapes/trace_fused.json.gz",
+    )
+    assert main(["report", str(with_tail), "--tail", *out]) == 0
+    assert "tail: fused" in capsys.readouterr().out
+    assert main(["report", str(without), *out]) == 0
+    assert main(["report", str(without), "--tail", *out]) == 1
+    assert "no latent tail: no collective" in capsys.readouterr().out
+    (tmp_path / "empty.json").write_text("")
+    assert main(["report", str(tmp_path / "empty.json"), *out]) == 2
+    assert main(["report", str(with_tail), "--tp", "0", *out]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 def test_savings_come_from_measured_rows_of_the_device(recording):
