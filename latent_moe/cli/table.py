@@ -22,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--baseline", metavar="NAME", help="the arm that the other is compared with")
     parser.add_argument("--candidate", metavar="NAME", help="the arm that is judged")
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=1.0,
+        metavar="PCT",
+        help="changes shown to be smaller than this, either way, are told as equivalent (1)",
+    )
     parser.add_argument("--format", choices=_FORMATS, default="markdown", help="what to print without --json")
     parser.add_argument(
         "--output", metavar="FILE", help="write it into FILE as well (.md, .csv or .json chooses the format)"
@@ -31,10 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read, compare, print."""
     from latent_moe.cli.output import clean, emit
+    from latent_moe.errors import InputError
     from latent_moe.lab.results import comparison, read_results
 
+    if not 0 < args.margin < 100:
+        raise InputError(f"--margin {args.margin:g} is no percentage between 0 and 100")
     results = read_results(args.paths)
-    tables = comparison.compare_each(results, args.baseline, args.candidate)
+    tables = comparison.compare_each(results, args.baseline, args.candidate, args.margin)
     same = [_same_answers(results, table) for table in tables]
     answer = comparison.tables_as_dict(tables) | same[0]
     if len(tables) > 1:

@@ -16,6 +16,7 @@ from latent_moe.lab.results.read import Results, read_results
 from latent_moe.lab.results.run import METRICS, NEEDS_TWO_TOKENS, PRIMARY, Note, Run
 
 NOT_COMPARABLE = "not_comparable"
+MARGIN_PCT = 1.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Row:
 
     `ci95_pct` is [low, high] in percent, `interval` says how it was made, `reason` why a row is not comparable.
     `baseline_text` and `candidate_text` are the published digits where a value is a single printed number. `request_rate`
-    is the load of a cell whose client had no limit of concurrency.
+    is the load of a cell whose client had no limit of concurrency. One metric decides (PRIMARY); the others are `exploratory`:
+    their verdicts are not corrected for their number. `equivalent` and `sign_flip_p` as in `stats`.
     """
 
     isl: int | None
@@ -40,6 +42,9 @@ class Row:
     pairs: int = 0
     interval: str | None = None
     request_rate: str | None = None
+    exploratory: bool = False
+    equivalent: bool | None = None
+    sign_flip_p: float | None = None
     baseline_text: str | None = None
     candidate_text: str | None = None
 
@@ -78,13 +83,18 @@ class Table:
         }
 
 
-def compare_each(results: Results, baseline: str | None = None, candidate: str | None = None) -> list[Table]:
+def compare_each(
+    results: Results,
+    baseline: str | None = None,
+    candidate: str | None = None,
+    margin_pct: float = MARGIN_PCT,
+) -> list[Table]:
     """The table of each candidate, or the one that is named; one table where `bench` wrote no more than one candidate.
 
     Raises InputError where it is open which arms to compare.
     """
     names = candidates(results, baseline, candidate)
-    tables = [compare(results, baseline, name) for name in names]
+    tables = [compare(results, baseline, name, margin_pct) for name in names]
     if len(tables) > 1:
         text = (
             f"{len(tables)} candidates against one baseline: each interval is a 95 % one by itself, so that with equal "
@@ -113,10 +123,15 @@ def _once(items: Iterable[dict]) -> list[dict]:
     return kept
 
 
-def compare(results: Results, baseline: str | None = None, candidate: str | None = None) -> Table:
+def compare(
+    results: Results,
+    baseline: str | None = None,
+    candidate: str | None = None,
+    margin_pct: float = MARGIN_PCT,
+) -> Table:
     """The table of two arms of `results`. Raises InputError where it is open which two (see `choose_arms`)."""
     left, right = choose_arms(results, baseline, candidate)
-    runs, cells, copies = cells_of(results, left, right)
+    runs, cells, copies = cells_of(results, left, right, margin_pct)
     table = Table(left, right, warnings=[*results.warnings, *copies])
     table.kinds = sorted({run.kind for run in runs})
     table.devices = sorted({run.device for run in runs if run.device})
@@ -129,13 +144,13 @@ def compare(results: Results, baseline: str | None = None, candidate: str | None
 
 
 def cells_of(
-    results: Results, left: str | None, right: str | None
+    results: Results, left: str | None, right: str | None, margin_pct: float = MARGIN_PCT
 ) -> tuple[list[Run], list["Cell"], list[Note]]:
     """(the runs of two arms, their cells by size, notes on runs that were read twice)."""
     chosen = [run for run in results.runs if run.arm in (left, right)]
     runs, copies = validity.without_copies(_one_length_each(_lend_lengths(chosen)))
     again = validity.repeated_prompts(runs)
-    return runs, [Cell(*sides, again) for sides in _sides_by_cell(runs, left)], copies
+    return runs, [Cell(*sides, again, margin_pct) for sides in _sides_by_cell(runs, left)], copies
 
 
 def choose_arms(
@@ -307,8 +322,14 @@ class Cell:
     `faults` are those of runs and pairs; `baseline_faults` those of the baseline's runs by themselves.
     """
 
-    def __init__(self, baseline: list[Run], candidate: list[Run], again: dict[str, validity.Fault]):
-        self.baseline, self.candidate = baseline, candidate
+    def __init__(
+        self,
+        baseline: list[Run],
+        candidate: list[Run],
+        again: dict[str, validity.Fault],
+        margin_pct: float = MARGIN_PCT,
+    ):
+        self.baseline, self.candidate, self.margin_pct = baseline, candidate, margin_pct
         self.pairs, self.notes = (
             validity.pair_runs(baseline, candidate) if baseline and candidate else ([], [])
         )
@@ -420,6 +441,9 @@ class Cell:
             verdict=stats.verdict(interval, METRICS[row.metric].sign),
             pairs=interval.pairs,
             interval=interval.method,
+            exploratory=row.metric != PRIMARY,
+            equivalent=stats.equivalent(ratios, self.margin_pct),
+            sign_flip_p=stats.sign_flip_p(ratios),
         )
 
 

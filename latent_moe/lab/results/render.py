@@ -7,6 +7,7 @@ from itertools import groupby
 
 from latent_moe.lab.results.comparison import NOT_COMPARABLE, Row, Table
 from latent_moe.lab.results.run import METRICS, PRIMARY
+from latent_moe.lab.results.stats import SIGN_FLIP_BELOW
 
 _ABSENT = "–"
 _CSV_COLUMNS = (
@@ -46,6 +47,10 @@ def _head(table: Table) -> str:
     if methods:
         spread = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         text += f" 95 % intervals: {' and '.join(methods)}, {spread} pairs; means are geometric."
+    few = [row for row in table.rows if row.metric == PRIMARY and row.sign_flip_p is not None]
+    if few:
+        shown = ", ".join(f"{row.sign_flip_p:.2g} at concurrency {_known(row.concurrency)}" for row in few)
+        text += f" Under {SIGN_FLIP_BELOW} pairs the t interval takes log ratios as normal; sign-flip p of {PRIMARY}: {shown}."
     return text
 
 
@@ -73,7 +78,16 @@ def _deltas(table: Table) -> str:
 def _delta_cells(row: Row) -> list[str]:
     name = f"**{row.metric}**" if row.metric == PRIMARY else row.metric
     ends = f"{row.ci95_pct[0]:+.2f} to {row.ci95_pct[1]:+.2f} %" if row.ci95_pct else _ABSENT
-    return [name, _delta(row), ends, str(row.pairs), (row.verdict or _ABSENT).replace("_", " ")]
+    return [name, _delta(row), ends, str(row.pairs), _verdict(row)]
+
+
+def _verdict(row: Row) -> str:
+    words = [(row.verdict or _ABSENT).replace("_", " ")]
+    if row.exploratory and row.verdict in ("improved", "regressed"):
+        words.append("exploratory")
+    if row.equivalent:
+        words.append("within the margin")
+    return ", ".join(words)
 
 
 def _delta(row: Row) -> str:

@@ -9,6 +9,7 @@ sqrt((n-1)/n) and by the missing t quantile; at 20 pairs it still calls 7 % of e
 """
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from latent_moe.lab.results.distributions import chi_square_quantile, noncentral
 
 CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 20
+SIGN_FLIP_BELOW = 8
 _RESAMPLES = 9_999
 _PAIRS_CEILING = 2_000
 # Log ratios of measured rates differ by more than the rounding of a double; closer ones are copies of one run.
@@ -101,6 +103,33 @@ def verdict(interval: Interval, sign: int) -> str:
     if interval.low_pct is None or interval.high_pct is None or interval.low_pct <= 0 <= interval.high_pct:
         return "inconclusive"
     return "improved" if sign * interval.delta_pct > 0 else "regressed"
+
+
+def equivalent(log_ratios: Sequence[float], margin_pct: float) -> bool | None:
+    """Whether the change is shown to lie within `margin_pct` either way at 5 %; None with fewer than two pairs.
+
+    Two one-sided t tests (Schuirmann, 1987), on log ratios between ln(1 - margin) and ln(1 + margin). False says that it
+    is not shown, not that the arms differ.
+    """
+    ratios = np.asarray(log_ratios, dtype=float)
+    if ratios.size < 2:
+        return None
+    half = t_quantile(CONFIDENCE, ratios.size - 1) * float(_standard_error(ratios))
+    margin = margin_pct / 100
+    return bool(math.log1p(-margin) < ratios.mean() - half and ratios.mean() + half < math.log1p(margin))
+
+
+def sign_flip_p(log_ratios: Sequence[float]) -> float | None:
+    """Two-sided p of no change by flipping the signs of all pairs in every way; it takes no shape of the noise for granted.
+
+    None with one pair, and from SIGN_FLIP_BELOW pairs on, where the t interval needs no second opinion.
+    """
+    ratios = np.asarray(log_ratios, dtype=float)
+    if not 2 <= ratios.size < SIGN_FLIP_BELOW:
+        return None
+    signs = np.array(list(itertools.product((-1.0, 1.0), repeat=ratios.size)))
+    sums = np.abs(signs @ ratios)
+    return float(np.mean(sums >= abs(ratios.sum()) - _NO_SPREAD))
 
 
 @dataclass(frozen=True)

@@ -146,3 +146,25 @@ def test_study_is_recorded_with_its_manifest(tmp_path, monkeypatch):
     assert manifest.kind == "synthetic"
     assert manifest.parameters["noise"]["ttft_run"] == ASSUMED.ttft_run
     assert all((tmp_path / "study" / name).is_file() for name in manifest.files)
+
+
+def test_equivalence_needs_an_interval_inside_the_margin():
+    near = [0.001, -0.001, 0.002, 0.0, -0.002]
+    assert stats.equivalent(near, 1.0) is True
+    assert stats.equivalent(near, 0.1) is False
+    assert stats.equivalent([0.02, 0.021, 0.019], 1.0) is False
+    assert stats.equivalent([0.0], 1.0) is None
+
+
+def test_equivalence_errs_in_at_most_5_percent_at_the_margin():
+    rng = np.random.default_rng(7)
+    sessions = np.log1p(0.01) + rng.normal(0, 0.004, size=(2_000, 10))
+    assert np.mean([stats.equivalent(session, 1.0) for session in sessions]) <= 0.06
+
+
+def test_sign_flips_count_every_way_to_turn_the_pairs():
+    assert stats.sign_flip_p([0.01, 0.02, 0.03]) == pytest.approx(2 / 8)
+    assert stats.sign_flip_p([0.01, -0.01]) == 1.0
+    assert stats.sign_flip_p([0.01] * 7) == pytest.approx(2 / 128)
+    assert stats.sign_flip_p([0.01] * 8) is None
+    assert stats.sign_flip_p([0.01]) is None
