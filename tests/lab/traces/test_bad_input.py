@@ -142,3 +142,10 @@ def test_a_packed_file_of_nothing_ends_soon(tmp_path, name):
             file.write(b" " * (1 << 20))
     with pytest.raises(InputError, match=r"unpacks to more than|field larger than \d+ times its size"):
         read(tmp_path / name)
+
+
+def test_names_that_are_no_utf_8_are_read_in_a_perfetto_trace(tmp_path):
+    path = files.pftrace(tmp_path / "1.pftrace", files.spans(4, names=("rmsnorm",)))
+    path.write_bytes(path.read_bytes().replace(b"rmsnorm", b"rms\xff\xfe_n"))
+    trace = read(path)
+    assert trace.kernels["name"].values == ["rms\ufffd\ufffd_n"]

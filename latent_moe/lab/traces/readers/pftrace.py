@@ -25,9 +25,14 @@ class _Sequence:
         self.categories, self.names, self.annotations = {}, {}, {}
 
     def learn(self, data) -> None:
-        self.categories |= {entry.iid: entry.name for entry in data.event_categories}
-        self.names |= {entry.iid: entry.name for entry in data.event_names}
-        self.annotations |= {entry.iid: entry.name for entry in data.debug_annotation_names}
+        self.categories |= {entry.iid: text_of(entry.name) for entry in data.event_categories}
+        self.names |= {entry.iid: text_of(entry.name) for entry in data.event_names}
+        self.annotations |= {entry.iid: text_of(entry.name) for entry in data.debug_annotation_names}
+
+
+def text_of(value: str | bytes) -> str:
+    """A protobuf's text; protobuf hands over bytes where they are not UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def looks_like(start: bytes) -> bool:
@@ -116,15 +121,15 @@ def _event(packet, known: _Sequence, stack: list[dict], slices: list[dict]) -> N
     if event.type != _BEGIN:
         return
     category = next((known.categories.get(iid) for iid in event.category_iids), None) or next(
-        iter(event.categories), None
+        map(text_of, event.categories), None
     )
     found = {
         "category": category,
-        "name": event.name or known.names.get(event.name_iid),
+        "name": text_of(event.name) or known.names.get(event.name_iid),
         "begin_ns": packet.timestamp,
     }
     for note in event.debug_annotations:
-        value = note.string_value or note.uint_value or note.int_value
+        value = text_of(note.string_value) or note.uint_value or note.int_value
         name = note.name or known.annotations.get(note.name_iid)
         if name:
             found[name] = value

@@ -145,7 +145,7 @@ def _clean_pftrace(content: bytes, path: Path, secrets: Secrets) -> bytes:
                     setattr(copy, name, value)
         process = copy.track_descriptor.process if copy.HasField("track_descriptor") else None
         if process is not None and copy.track_descriptor.HasField("process"):
-            secrets.add_command(list(process.cmdline))
+            secrets.add_command([pftrace.text_of(word) for word in process.cmdline])
             process.ClearField("cmdline")
             process.ClearField("process_name")
     _clean_message(kept, secrets)
@@ -157,9 +157,9 @@ def _clean_message(message, secrets: Secrets) -> None:
     for field_, value in message.ListFields():
         repeated = not isinstance(value, str | bytes | int | float) and not hasattr(value, "ListFields")
         if field_.type == field_.TYPE_STRING and repeated:
-            value[:] = [secrets.clean(text) for text in value]
+            value[:] = [secrets.clean(pftrace.text_of(text)) for text in value]
         elif field_.type == field_.TYPE_STRING:
-            setattr(message, field_.name, secrets.clean(value))
+            setattr(message, field_.name, secrets.clean(pftrace.text_of(value)))
         elif field_.type == field_.TYPE_MESSAGE:
             for inner in value if repeated else [value]:
                 _clean_message(inner, secrets)
