@@ -117,7 +117,9 @@ NUMBERS = [
     ("05", "zero ({:+.1f} %, from +2.3", lambda: _changes("cpu_demo", PRIMARY, None)[4].delta_pct),
     ("06", "together are {:.0f} % of `replicated` at T = 64", lambda: _reduces_pct(64)),
     ("06", "and {:.0f} % at 16,384", lambda: _reduces_pct(16384)),
-    ("07", "Throughput and TPOT are {:.2f} points off", lambda: _mae(PRIMARY)),
+    ("07", "Throughput is {:.2f} points off on average", lambda: _mae(PRIMARY)),
+    ("07", "TPOT {:.2f}, TTFT", lambda: _mae("mean_tpot_ms")),
+    ("07", "were published ({:.2f} points off)", lambda: _mae(PRIMARY)),
     ("07", "TTFT {:.2f}: kernels promise", lambda: _mae("mean_ttft_ms")),
     ("07", "where {:.1f} to 4.9 % were published", lambda: min(_published(PRIMARY))),
     ("07", "are the published machine's ({:.0f} ms", _step_ms),
@@ -128,9 +130,4 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("notebook", "words", "source"), NUMBERS, ids=[f"{n}: {w}" for n, w, _ in NUMBERS])
 def test_the_number_is_that_of_its_source(notebook, words, source):
-    wanted = (
-        words.format(source()).replace("-", "−")
-        if "−" in _prose(notebook) and "{:+" in words
-        else words.format(source())
-    )
-    assert wanted in _prose(notebook) or words.format(source()) in _prose(notebook)
+    assert words.format(source()) in _prose(notebook)
