@@ -20,6 +20,8 @@ NAMES = (
     "fused",
     "joint",
     "row_parallel",
+    "early_weights",
+    "one_launch",
 )
 # Not a tail: at each T the one that a chooser names.
 AUTO = "auto"
