@@ -9,6 +9,7 @@ of a rank at TP = 8 of Kimi-K3 (N = 896, K = 3584), H = 2 N.
 T tokens, N columns of a rank, K latent, H hidden.
 """
 
+import os
 import sys
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,9 @@ from latent_moe.fused_kernel.peer_launch import (
 from latent_moe.fused_kernel.tile_plan import bucket
 from tools.studies.tail_chain import EPS, K, N, draw, in_turn, mailboxes, write
 
+# Two streams that share one of the usual eight channels to the GPU wait for each other: a rank's kernel that waits for
+# the other's then waits in vain.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 TP, SETS, H = 2, 32, 2 * N
 TOKENS = (1, 2, 4, 8, 16)
 LONG = (32, 64, 127, 128)
