@@ -81,6 +81,14 @@ def test_kernels_and_compare(command, repository):
     assert json.loads(answer.stdout.splitlines()[-1])["verdict"] == "faster"
 
 
+def test_report_with_savings_from_packaged_recordings(command, repository):
+    trace = repository / "profiles" / "h200x2_tails_vllm" / "trace_replicated.json.gz"
+    answer = command("report", trace, "--tp", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    tail = json.loads(answer.stdout.splitlines()[-1])["tail"]
+    assert (tail["form"], tail["savings"]["column_parallel"]["source"]) == ("replicated", "h200x2_tails_vllm")
+
+
 def test_table(command, repository):
     answer = command("table", repository / "profiles" / "cpu_demo", "--json")
     assert answer.returncode == 0, answer.stderr
