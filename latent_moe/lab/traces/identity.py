@@ -19,8 +19,8 @@ import numpy as np
 from latent_moe.lab.traces.file_trace import FileTrace, process_of
 from latent_moe.lab.traces.table import Coded, TraceNote, constant
 
-_RANK = re.compile(r"(?:^|[^a-z])(?:rank|tp)[-_ ]?(\d+)", re.IGNORECASE)
-_REPLICA = re.compile(r"(?:^|[^a-z])dp[-_ ]?(\d+)", re.IGNORECASE)
+_RANK = re.compile(r"(?:^|[^a-z])(?:rank|tp)[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_REPLICA = re.compile(r"(?:^|[^a-z])dp[-_ ]?(\d{1,9})(?!\d)", re.IGNORECASE)
 # Recordings are separate where more than so many times their own length, and a second, lies between them.
 _PAUSE_TIMES, _PAUSE_NS = 5, 10**9
 

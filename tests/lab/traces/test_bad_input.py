@@ -149,3 +149,11 @@ def test_names_that_are_no_utf_8_are_read_in_a_perfetto_trace(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"rmsnorm", b"rms\xff\xfe_n"))
     trace = read(path)
     assert trace.kernels["name"].values == ["rms\ufffd\ufffd_n"]
+
+
+def test_a_rank_of_many_digits_is_no_rank(tmp_path):
+    events = files.kineto_events(files.spans(4))
+    for event in events:
+        event["pid"] = "[TP99999999999999999999] 0"
+    trace = read(files.kineto_json(tmp_path / "merged.json", events))
+    assert set(trace.kernels["rank"].tolist()) == {-1}
