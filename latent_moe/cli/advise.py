@@ -30,8 +30,8 @@ def run(args: Namespace) -> int:
     machine = _machine(args.hardware)
     sizes = (args.tp, args.isl, args.osl, args.concurrency, args.max_num_batched_tokens)
     config = from_hf(args.config) if args.config else KIMI_K3
-    situation = advice.Situation(machine, config, *sizes)
-    told = advice.advise(situation, args.table, _traced(args.trace) if args.trace else None)
+    deployment = advice.Deployment(machine, config, *sizes)
+    told = advice.advise(deployment, args.table, _traced(args.trace) if args.trace else None)
     emit(args, told, advice.text(told))
     return 0
 

@@ -29,7 +29,7 @@ MOST_PAIRS = 200
 
 
 @dataclass(frozen=True)
-class Situation:
+class Deployment:
     """What is asked about: a machine, a layer and the traffic; `budget` is tokens a step."""
 
     machine: Hardware
@@ -47,65 +47,65 @@ class Situation:
 
 
 def advise(
-    situation: Situation, table: str | None = None, trace: Mapping[str, Any] | None = None
+    deployment: Deployment, table: str | None = None, trace: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The advice as a plain dict. `table`: results of the user's own server, whose times take the place of assumed steps;
     `trace`: what its recording says of the tail (form, share_of_step).
 
     Raises InputError where the layer, the ranks or the traffic are outside what the model describes.
     """
-    if situation.tp == 1:
+    if deployment.tp == 1:
         raise InputError("tp 1: one rank has nothing to shard, the change does nothing there")
-    tails = _tails(situation)
-    worth = _from_table(situation, table) if table else _assumed(situation)
+    tails = _tails(deployment)
+    worth = _from_table(deployment, table) if table else _assumed(deployment)
     steps = worth.pop("step_us_per_layer", None)
     noise = built_in_constants()["noise.total_tok_per_s"].value
     pairs = pairs_to_show(worth["delta_pct"]["total_tok_per_s"], noise)
     return {
         "kind": "modelled",
-        "hardware": situation.machine.name,
-        "tp": situation.tp,
+        "hardware": deployment.machine.name,
+        "tp": deployment.tp,
         "tails": tails,
         **worth,
-        "share_of_step": _shares(steps, situation) | _traced(trace),
+        "share_of_step": _shares(steps, deployment) | _traced(trace),
         "pairs_to_show_it": pairs,
-        "commands": _commands(situation, pairs),
-        "would_change_it": _would_change(situation),
+        "commands": _commands(deployment, pairs),
+        "would_change_it": _would_change(deployment),
     }
 
 
-def _tails(situation: Situation) -> list[dict[str, Any]]:
+def _tails(deployment: Deployment) -> list[dict[str, Any]]:
     """Which tail is the cheapest from which T on, and by how much over the replicated one."""
     lines = []
-    for tokens, tail in crossovers(situation.tp, situation.machine, situation.config):
-        best, before = (_cost_us(situation, name, tokens) for name in (tail, "replicated"))
+    for tokens, tail in crossovers(deployment.tp, deployment.machine, deployment.config):
+        best, before = (_cost_us(deployment, name, tokens) for name in (tail, "replicated"))
         why = f"modelled: {best:.0f} us a layer where replicated takes {before:.0f}"
         lines.append({"tokens": tokens, "tail": tail, "why": why})
     return lines
 
 
-def _cost_us(situation: Situation, tail: str, tokens: int) -> float:
-    return tail_cost(tail, tokens, situation.tp, situation.machine, situation.config).total_us
+def _cost_us(deployment: Deployment, tail: str, tokens: int) -> float:
+    return tail_cost(tail, tokens, deployment.tp, deployment.machine, deployment.config).total_us
 
 
-def _savings_of(situation: Situation):
-    return lambda machine: savings.modelled(machine, situation.tp, situation.config, "replicated", AUTO)
+def _savings_of(deployment: Deployment):
+    return lambda machine: savings.modelled(machine, deployment.tp, deployment.config, "replicated", AUTO)
 
 
-def _from_table(situation: Situation, table: str) -> dict[str, Any]:
+def _from_table(deployment: Deployment, table: str) -> dict[str, Any]:
     """By the rows of a table of the user's own; of several the one nearest to the concurrency asked for."""
     asked = {
         "table": table,
-        "machine": situation.machine,
-        "hardware": situation.machine.name,
-        "tp": situation.tp,
+        "machine": deployment.machine,
+        "hardware": deployment.machine.name,
+        "tp": deployment.tp,
     }
     asked |= {"candidate_tail": AUTO}
     if not (Path(table) / recordings.MANIFEST).is_file():
-        asked |= {"layers": situation.config.num_layers, "budget": situation.budget}
+        asked |= {"layers": deployment.config.num_layers, "budget": deployment.budget}
     arms = sorted({run.arm or "?" for run in read_results([table]).runs if run.role == "candidate"})
     found = answer.predict(asked | ({"candidate": arms[0]} if arms else {}))
-    row = min(found["rows"], key=lambda row: abs(row["concurrency"] - situation.concurrency))
+    row = min(found["rows"], key=lambda row: abs(row["concurrency"] - deployment.concurrency))
     return {
         "delta_pct": {name: row["delta_pct"][name] for name in SCORED},
         "band90_pct": row["band90_pct"],
@@ -117,20 +117,20 @@ def _from_table(situation: Situation, table: str) -> dict[str, Any]:
     }
 
 
-def _assumed(situation: Situation) -> dict[str, Any]:
+def _assumed(deployment: Deployment) -> dict[str, Any]:
     """Without a table: the band spans steps of the least and the most multiple of their tails."""
-    setup, savings_of = situation.setup, _savings_of(situation)
-    saving = savings_of(situation.machine)
-    spread = Bands(situation.machine, saving, savings_of, setup)
+    setup, savings_of = deployment.setup, _savings_of(deployment)
+    saving = savings_of(deployment.machine)
+    spread = Bands(deployment.machine, saving, savings_of, setup)
     deltas, bands = [], []
     for times in STEP_OVER_TAILS:
         steps = (
-            times * setup.layers * _cost_us(situation, "replicated", tokens) / 1e3
-            for tokens in (situation.budget, situation.concurrency)
+            times * setup.layers * _cost_us(deployment, "replicated", tokens) / 1e3
+            for tokens in (deployment.budget, deployment.concurrency)
         )
         step_ms, decode_ms = steps
         row = predict.traffic_row(
-            situation.concurrency, situation.isl, situation.osl, step_ms, decode_ms, situation.budget
+            deployment.concurrency, deployment.isl, deployment.osl, step_ms, decode_ms, deployment.budget
         )
         deltas.append(predict.predict_row(row, step_ms, saving, setup).delta_pct)
         bands.append(spread.of_row(row, step_ms))
@@ -140,18 +140,18 @@ def _assumed(situation: Situation) -> dict[str, Any]:
             name: [min(band[name][0] for band in bands), max(band[name][1] for band in bands)]
             for name in SCORED
         },
-        "concurrency": situation.concurrency,
+        "concurrency": deployment.concurrency,
         "steps": f"assumed: {STEP_OVER_TAILS[0]:g} to {STEP_OVER_TAILS[1]:g} times their tails; --table with results of your "
         "own server takes their place",
     }
 
 
-def _shares(steps: list[float] | None, situation: Situation) -> dict[str, float | None]:
+def _shares(steps: list[float] | None, deployment: Deployment) -> dict[str, float | None]:
     """What part of a decode and of a full prefill step the replicated tails take, where the steps are known."""
     if steps is None:
         return {"decode": None, "prefill": None}
-    sizes = (situation.concurrency, situation.budget)
-    tails = [_cost_us(situation, "replicated", tokens) for tokens in sizes]
+    sizes = (deployment.concurrency, deployment.budget)
+    tails = [_cost_us(deployment, "replicated", tokens) for tokens in sizes]
     return {name: part / whole for name, part, whole in zip(("decode", "prefill"), tails, steps, strict=True)}
 
 
@@ -168,15 +168,15 @@ def pairs_to_show(delta_pct: float, spread: float) -> int | None:
     return next((n for n in range(3, MOST_PAIRS + 1) if t_power(effect, spread, n) >= POWER), None)
 
 
-def _commands(situation: Situation, pairs: int | None) -> list[str]:
-    recipe = "mi355x_one_build" if situation.machine.name.startswith("mi") else "gpu_pair_auto"
+def _commands(deployment: Deployment, pairs: int | None) -> list[str]:
+    recipe = "mi355x_one_build" if deployment.machine.name.startswith("mi") else "gpu_pair_auto"
     measure = f"latent-moe bench {recipe} --pairs {pairs or MOST_PAIRS} --out runs/mine"
-    return [f"latent-moe tails --tp {situation.tp}", measure, "latent-moe table runs/mine"]
+    return [f"latent-moe tails --tp {deployment.tp}", measure, "latent-moe table runs/mine"]
 
 
-def _would_change(situation: Situation) -> list[str]:
+def _would_change(deployment: Deployment) -> list[str]:
     """The constants whose range moves a decode step's saving most, and the facts that would turn the answer."""
-    rows = sensitivity(situation.machine, _savings_of(situation), situation.setup, situation.concurrency)
+    rows = sensitivity(deployment.machine, _savings_of(deployment), deployment.setup, deployment.concurrency)
     ranked = sorted(rows, key=lambda row: -abs(float(row["decode_us_high"]) - float(row["decode_us_low"])))
     lines = [
         f"{row['constant']} from {row['low']:g} to {row['high']:g}: a decode step saves {row['decode_us_low']:.1f} to "
