@@ -26,7 +26,7 @@ def note(journal: Path | None, event: str, **values: Any) -> None:
 
 
 @dataclass
-class Progress:
+class PartialRecording:
     """A sweep as far as its journal tells: samples by (tail, T, mode), refusals, checks, passes begun."""
 
     tp: int = 1
@@ -94,9 +94,9 @@ def skipped_text(skipped: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def followed(journal: Path, show: Callable[[str], None]) -> Iterator[Progress]:
+def followed(journal: Path, show: Callable[[str], None]) -> Iterator[PartialRecording]:
     """Show the journal's lines while the block runs; gives the progress, complete once the block has ended."""
-    progress, over = Progress(), threading.Event()
+    progress, over = PartialRecording(), threading.Event()
     journal.touch()
     with journal.open(encoding="utf-8") as file:
         follower = threading.Thread(target=_follow, args=(file, progress, show, over), daemon=True)
@@ -108,7 +108,7 @@ def followed(journal: Path, show: Callable[[str], None]) -> Iterator[Progress]:
             follower.join()
 
 
-def _follow(file, progress: Progress, show: Callable[[str], None], over: threading.Event) -> None:
+def _follow(file, progress: PartialRecording, show: Callable[[str], None], over: threading.Event) -> None:
     half, refused_shown = "", False
     while True:
         last = over.is_set()

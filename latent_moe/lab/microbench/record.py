@@ -22,7 +22,7 @@ from latent_moe.files import write_whole
 from latent_moe.lab.job import place_of
 from latent_moe.lab.microbench import rocprof
 from latent_moe.lab.microbench.inputs import make_inputs
-from latent_moe.lab.microbench.journal import Progress, followed
+from latent_moe.lab.microbench.journal import PartialRecording, followed
 from latent_moe.lab.microbench.sweep import Sweep, ranks_for, refused, run_sweep
 from latent_moe.lab.microbench.workload import (
     Workload,
@@ -174,7 +174,7 @@ def write_recording(
     sweep: Sweep,
     tp: int,
     machine: platform.Platform,
-    partial: Progress | None = None,
+    partial: PartialRecording | None = None,
 ) -> Path:
     """tails.csv, checks.csv, skipped.csv (those that have rows) and the manifest; returns the folder.
 
@@ -249,7 +249,7 @@ def _times_manifest(name: str, files, sweep: Sweep, tp: int, machine: platform.P
     )
 
 
-def _marked(manifest: Manifest, partial: Progress, sweep: Sweep) -> Manifest:
+def _marked(manifest: Manifest, partial: PartialRecording, sweep: Sweep) -> Manifest:
     fewest, most = partial.fewest_and_most
     note = (
         f"INTERRUPTED in round {partial.begun} of {partial.rounds}: rows have {fewest} to {most} of {sweep.samples} samples, "
