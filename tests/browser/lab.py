@@ -43,6 +43,8 @@ def jupyterlab(root, settings):
 def kept(command, settings, folder):
     """Run a JupyterLab command below a keeper, in `folder`, with its files in `settings`; yields its log's path."""
     quiet = ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    # traitlets takes one value: `make lab` gives these two itself.
+    quiet = [flag for flag in quiet if flag not in command]
     folders = {f"JUPYTER_{name}_DIR": str(settings / name) for name in ("CONFIG", "RUNTIME", "DATA")}
     folders |= {"JUPYTERLAB_WORKSPACES_DIR": str(settings / "ws"), "IPYTHONDIR": str(settings / "ipython")}
     folders |= {"JUPYTERLAB_SETTINGS_DIR": str(settings / "lab"), "HOME": str(settings)}
