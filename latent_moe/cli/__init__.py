@@ -88,6 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         return _say(error, 2)
     except (AnswerNo, LatentMoEError) as error:
         return _say(error, 1)
+    except ModuleNotFoundError as error:
+        return _say(_missing_package(error), 2)
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except BrokenPipeError:
@@ -98,6 +100,25 @@ def main(argv: list[str] | None = None) -> int:
         return _say(_unusable(error), 2)
     except (RecursionError, OverflowError) as error:
         return _say(f"a number or a nesting in the input is beyond what can be read ({error})", 2)
+
+
+# Packages of each extra by which it is recognised; the base install reads traces and results without them.
+_EXTRAS = {
+    "ranks": ("torch", "safetensors"),
+    "lab": ("bs4", "IPython", "nbclient", "nbconvert", "nbformat", "plotly", "traitlets"),
+    "parquet": ("pyarrow",),
+    "vllm": ("vllm", "transformers", "tokenizers"),
+}
+
+
+def _missing_package(error: ModuleNotFoundError) -> str:
+    """Which package the verb needs and how to have it; a module of our own that is missing is a fault, and is raised."""
+    name = (error.name or "").partition(".")[0]
+    if name in ("", "latent_moe"):
+        raise error
+    extra = next((extra for extra, names in _EXTRAS.items() if name in names), None)
+    how = f"pip install 'latent-moe[{extra}]'" if extra else f"pip install {name}"
+    return f"this needs the package {name}, which is not installed: {how}, or `make setup` in the checkout"
 
 
 def _unusable(error: OSError) -> str:

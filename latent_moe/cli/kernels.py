@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
 
         write_parquet(trace, args.save)
         progress(f"wrote {args.save}")
-    answer = summary(trace, args.by, args.top)
+    answer = summary(trace, args.by, args.top, whole=not args.match)
     emit(args, answer, "" if args.json else text(answer, args.by))
     return 0
 
@@ -99,8 +99,11 @@ def _scrub(args: Namespace, progress) -> None:
     progress(f"wrote a scrubbed copy: {args.scrub}")
 
 
-def summary(trace, by: str, top: int | None = None) -> dict:
-    """The answer of `kernels --json`. Times in ns, summed over devices; `rows` are the `top` largest, None: all."""
+def summary(trace, by: str, top: int | None = None, whole: bool = True) -> dict:
+    """The answer of `kernels --json`. Times in ns, summed over devices; `rows` are the `top` largest, None: all.
+
+    `whole` False: some kernels were left out by name, so that what lies between the others is not idle time.
+    """
     from dataclasses import asdict
 
     from latent_moe.lab.traces import metrics
@@ -121,8 +124,8 @@ def summary(trace, by: str, top: int | None = None) -> dict:
         "partial": trace.partial,
         "unknown_share": metrics.share(kernels, "kind", "unknown"),
         "device": trace.device,
-        "idle_ns": metrics.idle_ns(kernels),
-        "gaps": [asdict(gap) for gap in metrics.largest_gaps(kernels)],
+        "idle_ns": metrics.idle_ns(kernels) if whole else None,
+        "gaps": [asdict(gap) for gap in metrics.largest_gaps(kernels)] if whole else [],
         "rows": _rows(trace, by)[:top],
         "devices": _busy(kernels, metrics.DEVICE),
         "queues": _busy(kernels, metrics.QUEUE),
@@ -262,7 +265,7 @@ def _foot(answer: dict) -> list[str]:
     for row in found["ranks"] or []:
         if row["late_ns"]:
             lines.append(
-                f"  {row['rank']} came last {row['last_of']} times of {row['calls']}, {_ms(row['late_ns'])} ms behind"
+                f"  {row['rank']} came last {row['last_of']} times of {row['calls']}, {_ms(row['late_ns'])} ms behind in all"
             )
     if found["bus_gb_per_s"]:
         lines.append(

@@ -131,3 +131,28 @@ def test_gaps_tell_the_kernels_around_them(capsys, fixtures):
     # Four agents, three GEMMs of 100 us each with 20 us between them.
     assert (answer["idle_ns"], [gap["gap_ns"] for gap in answer["gaps"]]) == (4 * 2 * 20_000, [20_000] * 5)
     assert answer["gaps"][0].keys() >= {"agent", "start_ns", "gap_ns", "before", "after", "waited_for"}
+
+
+def test_kernels_left_out_by_name_leave_no_idle_time(capsys, fixtures):
+    path = fixtures / "traces" / "sharded_kernel_trace.csv"
+    _, out, _ = run(capsys, path, "--match", "Cijk|MT", "--json")
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["idle_ns"] is None
+    assert answer["gaps"] == []
+    assert "idle" not in run(capsys, path, "--match", "Cijk|MT")[1]
+
+
+def test_ranks_that_begin_together_are_not_late(capsys, tmp_path):
+    head = "Kind,Agent_Id,Queue_Id,Kernel_Name,Correlation_Id,Start_Timestamp,End_Timestamp"
+    starts = {1: [1000, 11000], 2: [1000, 12000]}
+    rows = [
+        f"KERNEL_DISPATCH,Agent {agent},1,ncclDevKernel_Generic_1,{agent * 10 + i},{start},{15000 if i else 5000}"
+        for agent, times in starts.items()
+        for i, start in enumerate(times)
+    ]
+    path = tmp_path / "two_kernel_trace.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    _, out, _ = run(capsys, path, "--json")
+    ranks = json.loads(out.splitlines()[-1])["collectives"]["ranks"]
+    assert [row["last_of"] for row in ranks] == [0, 1]
+    assert [row["late_ns"] for row in ranks] == [0, 1000]

@@ -88,3 +88,16 @@ def test_recipe_values_are_checked_when_read(tmp_path, old, new, message):
 def test_json_stays_json(capsys, repository):
     assert main(["predict", "--json"]) == 0
     json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("verb", "package", "extra"),
+    [("verify", "torch", "ranks"), ("tails", "torch", "ranks"), ("tour", "nbformat", "lab")],
+)
+def test_a_verb_whose_package_is_missing_says_how_to_have_it(verb, package, extra):
+    code = f"import sys; sys.modules[{package!r}] = None; from latent_moe.cli import main; sys.exit(main([{verb!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"needs the package {package}" in line
+    assert f"latent-moe[{extra}]" in line

@@ -81,7 +81,8 @@ def _lateness(kernels: Kernels, rows: list[np.ndarray]) -> list[dict] | None:
             "rank": names.values[names.codes[r[0]]],
             "calls": len(r),
             "wait_ns": int((last - start[place]).sum()),
-            "last_of": int((start[place] == last).sum()),
+            # A rank is last only where the others had begun: ranks that begin together wait for nobody.
+            "last_of": int((behind[place] > 0).sum()),
             "late_ns": int(behind[place].sum()),
         }
         for place, r in enumerate(order)
@@ -113,7 +114,7 @@ def _bus_bytes_per_ns(kernels: Kernels, mine: np.ndarray) -> tuple[int | None, f
             if kind and count > 1:
                 rows = (group.codes == code) & (name.codes == place)
                 factor[rows] = (2 if kind == "all_reduce" else 1) * (count - 1) / count
-    rows = mine & (size >= 0) & (factor > 0)
+    rows = mine & (size > 0) & (factor > 0)
     time_ns = int(kernels["dur_ns"][rows].sum())
     if not time_ns:
         return None, None
