@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from latent_moe.errors import InputError, unknown
+from latent_moe.files import check_regular
 
 ACTIVATIONS = ("silu", "situ")
 
@@ -228,6 +229,7 @@ def _load(source: dict[str, Any] | str | Path) -> tuple[dict[str, Any], str]:
         return source, "config"
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
+    check_regular(path)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

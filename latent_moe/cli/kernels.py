@@ -63,9 +63,13 @@ def _check(args: Namespace) -> None:
     import re
 
     from latent_moe.errors import InputError
+    from latent_moe.files import check_output
 
     if args.top is not None and args.top < 1:
         raise InputError(f"--top {args.top}: at least one row")
+    for option, target in (("--export", args.export), ("--save", args.save)):
+        if target is not None:
+            check_output(target, args.paths, option)
     if args.save and not str(args.save).endswith(".parquet"):
         raise InputError(f"--save {args.save}: a name that ends in .parquet")
     try:

@@ -40,10 +40,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from latent_moe.cli.output import emit
     from latent_moe.errors import InputError
+    from latent_moe.files import check_output
     from latent_moe.lab.trace_report.page import write
 
     if args.tp is not None and args.tp < 1:
         raise InputError(f"--tp {args.tp} is not a positive number of ranks")
+    check_output(args.out, filter(None, (args.trace, args.baseline)), "-o")
     trace, baseline = _read(args)
     figures = write(args.out, trace, baseline, args.hardware, args.tp)
     answer = {"file": figures["file"], "bytes": figures["bytes"], "kernels": len(trace.kernels)}

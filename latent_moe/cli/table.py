@@ -39,10 +39,13 @@ def run(args: argparse.Namespace) -> int:
     """Read, compare, print."""
     from latent_moe.cli.output import clean, emit
     from latent_moe.errors import InputError
+    from latent_moe.files import check_output
     from latent_moe.lab.results import comparison, read_results
 
     if not 0 < args.margin < 100:
         raise InputError(f"--margin {args.margin:g} is no percentage between 0 and 100")
+    if args.output is not None:
+        check_output(args.output, args.paths, "--output")
     results = read_results(args.paths)
     tables = comparison.compare_each(results, args.baseline, args.candidate, args.margin)
     same = [_same_answers(results, table) for table in tables]
@@ -52,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             {"candidate": table.candidate, **found} for table, found in zip(tables, same, strict=True)
         ]
     texts = {"json": lambda: json.dumps(clean(answer), indent=2), **_writers(tables, same)}
-    if args.output:
+    if args.output is not None:
         _write(Path(args.output), texts, args.format)
     emit(args, answer, texts[args.format]())
     return 0 if all(table.comparable for table in tables) and _accuracies_compare(tables, same) else 1

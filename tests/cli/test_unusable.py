@@ -1,6 +1,7 @@
 """What cannot be opened, written or counted ends every verb alike: one line on standard error, exit 2."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -101,3 +102,23 @@ def test_a_verb_whose_package_is_missing_says_how_to_have_it(verb, package, extr
     (line,) = done.stderr.splitlines()
     assert f"needs the package {package}" in line
     assert f"latent-moe[{extra}]" in line
+
+
+@pytest.mark.parametrize("option", [["--export"], ["--save"]])
+def test_what_is_read_is_never_written_over(option, tmp_path, fixtures, capsys):
+    trace = tmp_path / "a_kernel_trace.csv"
+    trace.write_bytes((fixtures / "traces" / "sharded_kernel_trace.csv").read_bytes())
+    before = trace.read_bytes()
+    for read in (str(trace), str(tmp_path)):
+        assert main(["kernels", read, *option, str(trace)]) == 2
+        assert "would replace what is read" in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "-o", str(trace)]) == 2
+    assert main(["report", str(trace), "-o", ""]) == 2
+    assert trace.read_bytes() == before
+
+
+@pytest.mark.parametrize("verb", [["kernels"], ["table"], ["advise", "--hardware", "mi355x", "--config"]])
+def test_a_pipe_is_no_file_and_is_not_waited_for(verb, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main([*verb, str(tmp_path / "pipe")]) == 2
+    assert "no regular file" in capsys.readouterr().err

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from latent_moe.errors import InputError
+from latent_moe.files import check_regular
 from latent_moe.lab import recordings
 from latent_moe.lab.results.accuracy import Accuracy, accuracies_from_json, looks_like_accuracy
 from latent_moe.lab.results.client import (
@@ -238,6 +239,7 @@ def _with_provenance(results: Results, top: Path) -> Results:
 
 def read_file(path: Path) -> Results:
     """Sniff the content and read it. Raises InputError (NotAResult where the content is of another kind)."""
+    check_regular(path)
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -190,3 +190,53 @@ def test_a_name_that_is_no_text_is_one_line(tmp_path, fixtures, capsys):
     out = str(tmp_path / "x\udcff.md")
     assert main(["table", str(folder / "a.json"), str(folder / "b.json"), "--output", out]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+HEAD = "| ISL/OSL | Conc | Config | Delta (%) | Total tokens/s |\n|--|--|--|--|--|\n"
+
+
+def _pasted(tmp_path, capsys, text):
+    path = tmp_path / "pasted.md"
+    path.write_text(text, encoding="utf-8")
+    code = main(["table", str(path), "--json"])
+    captured = capsys.readouterr()
+    return code, json.loads(captured.out.splitlines()[-1]) if captured.out else None, captured.err
+
+
+def test_a_figure_that_was_not_printed_stays_missing(tmp_path, capsys):
+    rows = "| 8k/1k | 8 | main | | 2000 |\n| | 16 | main | | 3000 |\n| 8k/1k | 8 | PR | +5 | |\n| | 16 | PR | +5 | 3150 |\n"
+    code, answer, _ = _pasted(tmp_path, capsys, HEAD + rows)
+    assert code == 1
+    assert [(row["concurrency"], row["candidate"]) for row in _primary(answer)] == [(8, None), (16, 3150.0)]
+
+
+def test_a_sentence_under_the_table_ends_it(tmp_path, capsys):
+    rows = "8k/1k\t8\tmain\t2000\n8k/1k\t8\tPR\t**2,100.5**\nSo it is faster, by 5 %.\n"
+    code, answer, _ = _pasted(tmp_path, capsys, "ISL/OSL\tConc\tConfig\tTotal tokens/s\n" + rows)
+    assert code == 0
+    assert [row["candidate"] for row in _primary(answer)] == [2100.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (HEAD + "| 8k/1k | nan | main | | 2000 |\n", "line 3: conc is 'nan'"),
+        (HEAD + "| 8k/1k | 8.5 | main | | 2000 |\n", "line 3: conc is '8.5'"),
+        (HEAD + "| 0/1k | 8 | main | | 2000 |\n", "line 3: '0/1k' are no lengths"),
+        (HEAD + "| 8k/1k | 8 | main | | 2.000,5 |\n", "line 3: total tokens/s is '2.000,5'"),
+        (HEAD + "| 8k/1k | 8 | main | | 2000 |\n" * 2, "line 4: the row stands twice"),
+        (
+            "| ISL/OSL | Conc | Config | mean TTFT (s) |\n| 8k/1k | 8 | main | 1.8 |\n",
+            "column 'mean ttft (s)'",
+        ),
+        ("| ISL/OSL | Conc | Config | Foo |\n| 8k/1k | 8 | main | 1 |\n", "no column with a known figure"),
+        (
+            "|Tasks|Filter|Metric|Value|Stderr|\n|-|-|-|-:|-:|\n|gsm8k|strict|exact_match|95.45|0.5|\n",
+            "value is '95.45', a share between 0 and 1",
+        ),
+    ],
+)
+def test_a_pasted_cell_that_cannot_be_is_named_with_its_line(tmp_path, capsys, text, fault):
+    code, _, said = _pasted(tmp_path, capsys, text)
+    assert code == 2
+    assert fault in said

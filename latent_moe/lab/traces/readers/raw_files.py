@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from latent_moe.errors import InputError
+from latent_moe.files import check_regular
 
 # A trace packs to about a twentieth; gzip's most is a thousandth, which nothing but repetition reaches.
 _BOMB_BYTES, _BOMB_RATIO = 64 << 20, 200
@@ -18,6 +19,7 @@ SQLITE = b"SQLite format 3\x00"
 
 def head(path: Path, size: int = 65536) -> bytes:
     """The first bytes, unpacked when the file is gzip. Raises InputError: unreadable, empty, not gzip after all."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(size)
