@@ -81,6 +81,7 @@ def _writers(tables: list, same: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _same_answers(results, table) -> dict[str, Any]:
     """Parity and accuracy of the two arms, where the results hold them."""
+    from latent_moe.errors import AnswerNo
     from latent_moe.lab.results.accuracy import compare_all
     from latent_moe.lab.results.parity import compare_greedy
 
@@ -93,6 +94,10 @@ def _same_answers(results, table) -> dict[str, Any]:
     arms = {item.arm: item for item in results.answers}
     one, other = arms.get(table.baseline), arms.get(table.candidate)
     found = compare_all(results.accuracies, table.baseline, table.candidate)
+    held = {item.arm: item.key for item in results.accuracies}
+    if not found and not table.rows and {table.baseline, table.candidate} <= held.keys():
+        tasks = [" ".join(held[arm]).strip() for arm in (table.baseline, table.candidate)]
+        raise AnswerNo(f"not comparable: no accuracy stands in both arms ({tasks[0]} against {tasks[1]})")
     return {
         "parity": compare_greedy(one, other).as_dict() if one and other else None,
         "accuracy": [item.as_dict() for item in found],

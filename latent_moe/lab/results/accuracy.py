@@ -70,12 +70,17 @@ def looks_like_accuracy(raw: Any) -> bool:
 def accuracies_from_json(raw: dict[str, Any], where: str) -> list[Accuracy]:
     """Every share of right answers in a result file; other metrics (perplexity, F1) are left out.
 
-    Raises InputError where a share lies outside 0 to 1 or a count is no count.
+    Raises InputError where a share lies outside 0 to 1, a count is no count, or no share has a value.
     """
     result = typed(raw, LmEvalResult, where)
     scores = [(task, key) for task in result.results for key in result.results[task]]
     read = [_accuracy(result, task, key, where) for task, key in scores if key.partition(",")[0] in _RATES]
-    return [item for item in read if item is not None]
+    given = [item for item in read if item is not None]
+    if not given:
+        raise InputError(
+            f"{where}: {'no accuracy has a value' if read else 'no share of right answers'} in this result"
+        )
+    return given
 
 
 def _accuracy(result: LmEvalResult, task: str, key: str, where: str) -> Accuracy | None:
@@ -85,6 +90,9 @@ def _accuracy(result: LmEvalResult, task: str, key: str, where: str) -> Accuracy
     if value is None:
         return None
     samples = (result.n_samples or {}).get(task, {})
+    questions = samples.get("effective", samples.get("original"))
+    if questions == 0:
+        raise InputError(f"{where_task}: 0 questions were asked")
     return Accuracy(
         source=where,
         arm=None,
@@ -93,7 +101,7 @@ def _accuracy(result: LmEvalResult, task: str, key: str, where: str) -> Accuracy
         filter=chosen,
         value=value,
         stderr=_share(scores.get(key.replace(metric, f"{metric}_stderr", 1)), f"{metric}_stderr", where_task),
-        questions=samples.get("effective") or samples.get("original"),
+        questions=questions,
         shots=(result.n_shot or {}).get(task),
         model=result.model_name,
         version=_said(result.versions, task),

@@ -240,3 +240,29 @@ def test_a_pasted_cell_that_cannot_be_is_named_with_its_line(tmp_path, capsys, t
     code, _, said = _pasted(tmp_path, capsys, text)
     assert code == 2
     assert fault in said
+
+
+def _lm_eval(tmp_path, name, scores, samples=1319):
+    raw = {
+        "results": {"gsm8k": scores},
+        "versions": {"gsm8k": 3},
+        "n-samples": {"gsm8k": {"effective": samples}},
+    }
+    path = tmp_path / name
+    path.write_text(json.dumps(raw))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "samples", "code", "fault"),
+    [
+        ({"exact_match,strict": "N/A"}, 1319, 2, "no accuracy has a value"),
+        ({"word_perplexity,none": 8.1}, 1319, 2, "no share of right answers"),
+        ({"exact_match,strict": 0.9}, 0, 2, "0 questions"),
+        ({"acc,none": 0.9}, 1319, 1, "no accuracy stands in both arms"),
+    ],
+)
+def test_an_accuracy_that_is_not_there_is_said(tmp_path, capsys, scores, samples, code, fault):
+    base = _lm_eval(tmp_path, "base.json", {"exact_match,strict": 0.96})
+    assert main(["table", base, _lm_eval(tmp_path, "cand.json", scores, samples), "--json"]) == code
+    assert fault in capsys.readouterr().err
