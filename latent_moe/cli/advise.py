@@ -44,8 +44,11 @@ def _machine(name: str | None):
 
 
 def _traced(path: str) -> dict:
+    from latent_moe.errors import AnswerNo
     from latent_moe.lab.traces.read import read
     from latent_moe.lab.traces.tail_finder import find_tail
 
     finding = find_tail(read(path))
+    if finding.form == "none":
+        raise AnswerNo(f"{path}: no latent tail in this recording: {'; '.join(finding.evidence)}")
     return {"form": finding.form, "share_of_step": finding.share_of_step}

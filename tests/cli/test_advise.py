@@ -33,7 +33,7 @@ def test_results_of_ones_own_take_the_place_of_assumed_steps(capsys):
         capsys, "--hardware", "h200", "--tp", "2", "--isl", "4096", "--osl", "256",
         "--max-num-batched-tokens", "8192", "--table", str(profile_path("h200x2_vllm")),
     )  # fmt: skip
-    assert own["steps"] == "from the table's own times"
+    assert own["steps"] == "from the table's own times, its row 4096/256 at concurrency 8"
     assert 0 < own["share_of_step"]["decode"] < 1
     assumed = _json(capsys, "--hardware", "h200", "--tp", "2", "--isl", "4096", "--osl", "256")
     widths = [
@@ -78,3 +78,15 @@ def test_bad_input_is_one_line_and_exit_2(capsys, arguments, fault):
     assert main(["advise", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert fault in line
+
+
+@pytest.mark.parametrize("asked", [("--concurrency", "24"), ("--isl", "1000", "--osl", "1000")])
+def test_a_row_that_was_not_asked_for_is_said(capsys, asked):
+    told = _json(capsys, "--hardware", "mi355x", "--table", str(profile_path("mi355x_pr51253")), *asked)
+    assert "which it lacks" in told["steps"]
+
+
+def test_a_trace_without_a_latent_tail_gives_no_advice(capsys, fixtures):
+    trace = fixtures / "traces" / "sharded_kernel_trace.csv"
+    assert main(["advise", "--hardware", "mi355x", "--trace", str(trace)]) == 1
+    assert "no latent tail" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def _savings_of(deployment: Deployment):
 
 
 def _from_table(deployment: Deployment, table: str) -> dict[str, Any]:
-    """By the rows of a table of the user's own; of several the one nearest to the concurrency asked for."""
+    """By the rows of a table of the user's own: the one asked for, else the nearest, which is then said."""
     asked = {
         "table": table,
         "machine": deployment.machine,
@@ -105,16 +105,27 @@ def _from_table(deployment: Deployment, table: str) -> dict[str, Any]:
         asked |= {"layers": deployment.config.num_layers, "budget": deployment.budget}
     arms = sorted({run.arm or "?" for run in read_results([table]).runs if run.role == "candidate"})
     found = answer.predict(asked | ({"candidate": arms[0]} if arms else {}))
-    row = min(found["rows"], key=lambda row: abs(row["concurrency"] - deployment.concurrency))
+    row = min(found["rows"], key=lambda row: _distance(row, deployment))
+    used = f"its row {row['isl']}/{row['osl']} at concurrency {row['concurrency']}"
+    if any(_distance(row, deployment)):
+        used += (
+            f", the nearest to {deployment.isl}/{deployment.osl} at {deployment.concurrency}, which it lacks"
+        )
     return {
         "delta_pct": {name: row["delta_pct"][name] for name in SCORED},
         "band90_pct": row["band90_pct"],
         "concurrency": row["concurrency"],
-        "steps": "from the table's own times",
+        "steps": f"from the table's own times, {used}",
         "step_us_per_layer": [
             1e3 * ms / found["layers"] for ms in (row["baseline"]["mean_tpot_ms"], found["prefill_step_ms"])
         ],
     }
+
+
+def _distance(row: Mapping[str, Any], deployment: Deployment) -> tuple[bool, int]:
+    """(whether the lengths are others, how far the concurrency lies from the one asked for)."""
+    other = (row["isl"], row["osl"]) != (deployment.isl, deployment.osl)
+    return other, abs(row["concurrency"] - deployment.concurrency)
 
 
 def _assumed(deployment: Deployment) -> dict[str, Any]:
