@@ -199,6 +199,11 @@ def _started(run) -> float:
 
 def _by_role(items: list[Any], role: str, taken: str | None) -> str | None:
     named = {item.arm for item in items if getattr(item, "role", None) == role} - {taken}
+    if role == "baseline" and taken is None and len(named) > 1:
+        arms = ", ".join(sorted(str(name) for name in named))
+        raise InputError(
+            f"{len(named)} arms say that they are the baseline ({arms}): say which with --baseline"
+        )
     return named.pop() if len(named) == 1 else None
 
 

@@ -266,3 +266,13 @@ def test_an_accuracy_that_is_not_there_is_said(tmp_path, capsys, scores, samples
     base = _lm_eval(tmp_path, "base.json", {"exact_match,strict": 0.96})
     assert main(["table", base, _lm_eval(tmp_path, "cand.json", scores, samples), "--json"]) == code
     assert fault in capsys.readouterr().err
+
+
+def test_two_arms_that_both_say_baseline_are_asked_about(tmp_path, capsys, repository):
+    for path in sorted((repository / "profiles" / "cpu_demo" / "runs").glob("*_pair1_*.json")):
+        run = json.loads(path.read_text())
+        run["latent_moe"]["role"] = "baseline"
+        (tmp_path / path.name).write_text(json.dumps(run))
+    assert main(["table", str(tmp_path)]) == 2
+    assert "2 arms say that they are the baseline" in capsys.readouterr().err
+    assert main(["table", str(tmp_path), "--baseline", "replicated"]) == 0
