@@ -161,6 +161,9 @@ def _join(rank: int, tp: int, backend: str, rendezvous: str, timeout_s: float) -
     dist.init_process_group(
         backend, init_method=f"file://{rendezvous}", rank=rank, world_size=tp, timeout=limit
     )
+    if backend == "gloo":
+        # A rank that has nothing to do leaves at once, and would cut off a peer that is still connecting to it.
+        dist.barrier()
     return TensorParallel(rank=rank, size=tp, group=dist.group.WORLD, device=device)
 
 
