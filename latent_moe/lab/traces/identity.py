@@ -61,8 +61,8 @@ def place(file: FileTrace) -> None:
         # Engines of a data-parallel job are worlds of their own: all of them have a rank 0.
         engine = f"dp {file.replica}"
         groups = file.kernels["group"]
-        own = groups.map([f"{engine} {text}" for text in groups.values])
-        file.kernels["group"] = own if groups.values else constant(engine, len(file.kernels))
+        named = groups.map([f"{engine} {text}" for text in groups.values])
+        file.kernels["group"] = named if groups.values else constant(engine, len(file.kernels))
     if "rank" in file.kernels.columns:
         return
     file.kernels["rank"] = np.where(own >= 0, own, file.rank) if len(host.values) else _same(file.rank, file)

@@ -266,3 +266,13 @@ def test_waiting_is_counted_inside_each_process_group(tmp_path):
         "rank 0": 0, "rank 1": 300, "rank 2": 0, "rank 3": 0,
     }  # fmt: skip
     assert found.bus_gb_per_s == pytest.approx(1.0)
+
+
+def test_an_engine_of_a_data_parallel_job_keeps_its_ranks_and_groups(repository, tmp_path):
+    recorded = repository / "profiles" / "h200x2_tails" / "trace_column_parallel.json.gz"
+    served = tmp_path / "dp0_pp0_tp0_ep0_rank0.1.pt.trace.json"
+    served.write_bytes(gzip.decompress(recorded.read_bytes()).replace(b"{", b'{"hostname": "node-3", ', 1))
+    plain, engine = read(recorded), read(served)
+    assert len(engine.kernels) == len(plain.kernels)
+    assert set(engine.kernels["rank"].tolist()) == {0}
+    assert all(text.startswith("dp 0") for text in engine.kernels["group"].values)
