@@ -1,4 +1,4 @@
-"""A headless Chromium, as Debian packages it, and a whole report of six notebooks to look at."""
+"""A headless Chromium, as Debian packages it, and a whole report of seven notebooks to look at."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory, repository):
-    """The folder of a tour of all six notebooks, or the one that LATENT_MOE_REPORT names."""
+    """The folder of a tour of all seven notebooks, or the one that LATENT_MOE_REPORT names."""
     if given := os.environ.get("LATENT_MOE_REPORT"):
         return Path(given).resolve()
     notebooks = tmp_path_factory.mktemp("notebooks")

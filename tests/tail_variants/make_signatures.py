@@ -1,6 +1,6 @@
 """Writes signatures.json: the signatures of the functions we call, parsed (not imported) from an amd-aiter wheel.
 
-pip download --no-deps amd-aiter==VERSION && python tests/aiter/make_signatures.py amd_aiter-VERSION-*.whl
+pip download --no-deps amd-aiter==VERSION && python tests/tail_variants/make_signatures.py amd_aiter-VERSION-*.whl
 """
 
 import ast

@@ -139,9 +139,13 @@ def write(rows: list[Compiled], file) -> None:
     writer.writerows(asdict(row) for row in rows)
 
 
+def write_to(arguments: list[str], rows: list) -> None:
+    """The rows as CSV into the file that the first argument names, else on standard output."""
+    if not arguments:
+        return write(rows, sys.stdout)
+    with open(arguments[0], "w", newline="", encoding="utf-8") as target:
+        return write(rows, target)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", newline="", encoding="utf-8") as target:
-            write(table(), target)
-    else:
-        write(table(), sys.stdout)
+    write_to(sys.argv[1:], table())

@@ -5,14 +5,13 @@ python -m tools.studies.compile_peers [OUT.csv]
 Nothing of this runs on an AMD GPU yet: torch maps peer memory on CUDA only. Shapes are Kimi-K3's at TP = 8 and 2.
 """
 
-import csv
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from re import M, findall
 from typing import Any
 
 from latent_moe.fused_kernel.tile_plan import TilePlan
-from tools.studies.compile_check import LDS_LIMIT_BYTES, _figure
+from tools.studies.compile_check import LDS_LIMIT_BYTES, _figure, write_to
 
 K, H = 3584, 7168
 # By kernel: T, and the plan of one_launch there.
@@ -92,16 +91,5 @@ def table() -> list[CompiledPeer]:
     return [compile_peer(arch, name, tp, t) for arch in LDS_LIMIT_BYTES for tp in (2, 8) for name, t in names]
 
 
-def write(rows: list[CompiledPeer], file) -> None:
-    """The rows as CSV."""
-    writer = csv.DictWriter(file, fieldnames=list(asdict(rows[0])), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        with open(sys.argv[1], "w", newline="", encoding="utf-8") as target:
-            write(table(), target)
-    else:
-        write(table(), sys.stdout)
+    write_to(sys.argv[1:], table())
